@@ -820,6 +820,6 @@ async def test_https_is_spoken_with_a_certificate() -> None:
         async with front.session.post(f"{url}/v1/completions", json=STREAM, ssl=trusted) as response:
             assert response.status == 200
             assert (await response.read()).endswith(b"data: [DONE]\n\n")
-        assert front.app.door.connections == 1
+        assert front.app.limits.connections == 1
         with pytest.raises(aiohttp.ClientError):
             await front.get("/health")

@@ -185,10 +185,10 @@ def test_whatever_comes_is_answered_or_hung_up_on(running: Running, pieces: list
     answer = running.say([ask % (KEY, len(PROMPT), PROMPT)], LONGEST_S)
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert len(running.instance.turns) > asked
-    door, serving = running.front.app.door, running.front.app.serving
+    limits, serving = running.front.app.limits, running.front.app.serving
     deadline_s = time.monotonic() + LONGEST_S
-    while door.held_bytes or door.connections or serving.running:
-        assert time.monotonic() < deadline_s, (door.held_bytes, door.connections, serving.running)
+    while limits.held_bytes or limits.connections or serving.running:
+        assert time.monotonic() < deadline_s, (limits.held_bytes, limits.connections, serving.running)
         time.sleep(0.005)
     assert not running.complaints
     for path in running.instance.echoed:

@@ -33,8 +33,8 @@ from headway.gateway.book.shadow_board import ENGINE_PATH, ShadowBoard, shadow_r
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.http.api import APIS, EXPLAIN_PATHS, normal_path
 from headway.gateway.http.asgi_client import API_KEY, KEY_TENANT, Client, ClientGone, Headers, read_body
+from headway.gateway.http.client_limits import HELD, ClientLimits
 from headway.gateway.http.connection import Connection
-from headway.gateway.http.door import HELD, Door
 from headway.gateway.http.keys import check_key
 from headway.gateway.http.options import MIB, GatewayOptions
 from headway.gateway.http.refusal import GatewayError, bad_request, no_instance, refused
@@ -74,7 +74,8 @@ class Gateway:
     ) -> None:
         log = None if options.access_log is None else AccessLog(options.access_log)
         self.serving = Serving(fleet, router, options, clock=clock, log=log)
-        self.door = Door(options.max_buffered_mib * MIB, resource.getrlimit(resource.RLIMIT_NOFILE)[0], clock)
+        max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self.limits = ClientLimits(options.max_buffered_mib * MIB, max_files, clock)
         self._fleet = fleet
         self._options = options
         self._clock = clock
@@ -103,7 +104,7 @@ class Gateway:
         try:
             tenant = "" if path in _OPEN else self._tenant(scope["headers"])
             if path not in _OPEN and HELD in scope:
-                self.door.admit(scope[HELD], tenant)
+                self.limits.admit(scope[HELD], tenant)
             if path in APIS and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
                 return
@@ -187,7 +188,7 @@ class Gateway:
             clock=self._clock,
         )
         figures = GatewayMetrics(
-            serving.accounts, self._fleet, self.door, lambda: serving.queue.waiting, clock=self._clock
+            serving.accounts, self._fleet, self.limits, lambda: serving.queue.waiting, clock=self._clock
         )
         registry = build_registry(figures, self.shadows)
 
@@ -257,7 +258,7 @@ async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -
     config = uvicorn.Config(
         app,
         loop="none",
-        http=cast("type[asyncio.Protocol]", partial(Connection, app.door)),
+        http=cast("type[asyncio.Protocol]", partial(Connection, app.limits)),
         ws="none",
         lifespan="on",
         access_log=False,

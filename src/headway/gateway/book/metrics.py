@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from headway.gateway.book.accounts import Accounts, Prefill
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Condition
-from headway.gateway.http.door import Door, Turned
+from headway.gateway.http.client_limits import ClientLimits, TurnedAway
 
 PREFIX = "headway_gateway_"
 
@@ -34,14 +34,14 @@ class GatewayMetrics(Collector):
         self,
         accounts: Accounts,
         fleet: Fleet,
-        door: Door,
+        limits: ClientLimits,
         waiting: Callable[[], int],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._accounts = accounts
         self._fleet = fleet
-        self._door = door
+        self._limits = limits
         self._waiting = waiting
         self._clock = clock
 
@@ -52,7 +52,7 @@ class GatewayMetrics(Collector):
         yield from self._moves()
         yield from self._instances()
         yield from self._now()
-        yield from self._at_door()
+        yield from self._limited()
 
     def _requests(self) -> Iterator[Metric]:
         offered = _counter("requests_offered", "Requests taken in", _CLASS)
@@ -136,17 +136,17 @@ class GatewayMetrics(Collector):
             about = "Least share of its TTFT target that a waiting one has left"
             yield _single("slack_ratio_min", about, min(slacks))
 
-    def _at_door(self) -> Iterator[Metric]:
-        door = self._door
-        yield _single("connections", "Connections that clients have open", door.connections)
+    def _limited(self) -> Iterator[Metric]:
+        limits = self._limits
+        yield _single("connections", "Connections that clients have open", limits.connections)
         about = "Connections there may be: half of the files that the process may open"
-        yield _single("connections_max", about, door.max_connections)
-        yield _single("held_bytes", "Bytes of requests that are held, bodies twice", door.held_bytes)
-        yield _single("held_bytes_max", "Bytes of requests that may be held", door.max_bytes)
+        yield _single("connections_max", about, limits.max_connections)
+        yield _single("held_bytes", "Bytes of requests that are held, bodies twice", limits.held_bytes)
+        yield _single("held_bytes_max", "Bytes of requests that may be held", limits.max_bytes)
         about = "Connections and requests for which there was no room, by reason"
         turned = _counter("turned_away", about, ("reason",))
-        for reason in Turned:
-            turned.add_metric((reason,), door.turned[reason])
+        for reason in TurnedAway:
+            turned.add_metric((reason,), limits.turned_away[reason])
         yield turned
 
 

@@ -10,7 +10,7 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from headway.gateway.http.asgi_client import STALLED_S
-from headway.gateway.http.door import COPIES, HELD, Door, HeldRequest
+from headway.gateway.http.client_limits import COPIES, HELD, ClientLimits, HeldRequest
 from headway.gateway.http.refusal import GatewayError, bad_request, head_too_large, no_upgrade, url_too_long
 
 MAX_HEAD_BYTES = 64 * 2**10
@@ -31,7 +31,7 @@ class Connection(HttpToolsProtocol):
     A request whose head is too large is refused, and the connection ends. The head is everything that is not body:
     URL, headers, trailers, chunk lines with their extensions. It may have MAX_HEAD_BYTES and MAX_HEADERS in all. Chunk
     lines are free as long as they are half as long as their chunks. A connection with over MAX_PIPELINED requests that
-    wait for the answer to an earlier one is cut. What all connections may hold together is the `Door`'s to say.
+    wait for the answer to an earlier one is cut. What all connections may hold together is for `ClientLimits` to say.
 
     A request to upgrade the connection is answered without the upgrade, and the connection ends. With a body it is
     refused, since the parser takes that body for the next request; so is one for a WebSocket.
@@ -41,9 +41,9 @@ class Connection(HttpToolsProtocol):
     then cancelled. TCP keep-alive finds clients that have vanished.
     """
 
-    def __init__(self, door: Door, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, limits: ClientLimits, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._door = door
+        self._limits = limits
         self._held: HeldRequest | None = None
         self._body_bytes = 0
         self.url = b""
@@ -57,26 +57,26 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request, if the door lets the connection in."""
+        """Wait for the first request, if the limits leave room for the connection."""
         super().connection_made(transport)
         connected = transport.get_extra_info("socket")
         if connected is not None:
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if self._door.enter(self, -1 if connected is None else connected.fileno()):
+        if self._limits.enter(self, -1 if connected is None else connected.fileno()):
             self._await_head()
         else:
-            self._refuse(self._door.full())
+            self._refuse(self._limits.full())
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Wait for nothing more, and tell the request that is being answered; uvicorn tells the newest one."""
         self._head_is_here()
         self._stop_looking()
-        self._door.leave(self)
+        self._limits.leave(self)
         for cycle in (self._answered, *(waiting for waiting, _ in self.pipeline)):
             if cycle is not None:
-                self._door.release(_held(cycle))
+                self._limits.release(_held(cycle))
         if self._held is not None:
-            self._door.release(self._held)
+            self._limits.release(self._held)
         if self._answered is not None and not self._answered.response_complete:
             _disconnect(self._answered)
         super().connection_lost(exc)
@@ -146,7 +146,7 @@ class Connection(HttpToolsProtocol):
         held.size = self._head_bytes + COPIES * self._body_bytes
         if held.tenant is not None or self.pipeline:  # else its key is about to be checked
             try:
-                self._door.hold(held)
+                self._limits.hold(held)
             except GatewayError as refusal:
                 self._stop_parsing(refusal)
         self._unpaid_bytes = self._head_bytes = 0
@@ -155,7 +155,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The answered request holds nothing any more."""
         if self._answered is not None:
-            self._door.release(_held(self._answered))
+            self._limits.release(_held(self._answered))
         super().on_response_complete()
 
     def turn_away(self, refusal: GatewayError) -> None:
@@ -171,7 +171,7 @@ class Connection(HttpToolsProtocol):
             return True
         held.size = max(self._head_bytes, self._unpaid_bytes) + COPIES * self._body_bytes
         try:
-            self._door.hold(held)
+            self._limits.hold(held)
         except GatewayError as refusal:
             self._refuse(refusal)
             return False

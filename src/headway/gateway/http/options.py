@@ -35,8 +35,8 @@ class GatewayOptions:
     instance at a time (where some are kept free for hand-offs, so many times the instances to all), the others wait in
     the queue; Headway's instances order better than that. `max_queue` may be without their first token, in the queue
     and at instances, and each for `max_age_s`; a tenant may have `max_per_tenant` in all. `max_buffered_mib` bounds
-    what all clients make the gateway hold together (`Door`). `trust_tenants`: a tenant that a client names without a
-    key has a share of its own; else the name is a label alone.
+    what all clients make the gateway hold together (`ClientLimits`). `trust_tenants`: a tenant that a client names
+    without a key has a share of its own; else the name is a label alone.
 
     A request is handed off `max_moves` times at most, and asked for `max_tries` times, or as long as an instance is
     left that has not failed with it (two tries at least): one that brings its instances down must not bring all of

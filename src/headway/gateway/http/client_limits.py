@@ -1,4 +1,4 @@
-"""What clients make the gateway hold, in all: connections, and bytes of requests whose answers have not ended."""
+"""Limits on what all clients make the gateway hold: connections, and bytes of requests that are not answered yet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HELD = "headway.held"
 
 RESERVED_FILES = 64
 """Descriptors for logs, instances, health checks, and the answer to a connection that is refused."""
-STRANGERS_SHARE = 1 / 8
+UNAUTHENTICATED_SHARE = 1 / 8
 """Of the bytes: for requests whose key has not been checked."""
 COPIES = 2
 """A body lies here as it came, and as an instance is sent it."""
@@ -26,19 +26,19 @@ _LOG_AGAIN_S = 60.0
 _RETRY_S = 1
 
 
-class Turned(StrEnum):
-    """Why a connection was refused or ended at the door."""
+class TurnedAway(StrEnum):
+    """Why a connection or a request was turned away."""
 
     FULL = "full"
     """The connection is new, and there are as many as the process can have."""
-    CROWDED_OUT = "crowded_out"
-    """None of its requests showed a key, and its place or its bytes were needed for a newer connection."""
+    DISPLACED = "displaced"
+    """None of its requests showed a key, and a newer connection needed its place or its bytes."""
     BYTES = "bytes"
-    """A request's bytes found no room among those that are held."""
+    """The request's bytes found no room among those that are held."""
 
 
-class Visitor(Protocol):
-    """A connection, as far as the door needs it."""
+class ClientConnection(Protocol):
+    """A connection, as far as the limits need it."""
 
     def turn_away(self, refusal: GatewayError) -> None:
         """End the connection, with this answer where one can still be given."""
@@ -46,19 +46,19 @@ class Visitor(Protocol):
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
-    """Bytes that one request makes the gateway hold, and how many of them the door has `counted`.
+    """Bytes that one request makes the gateway hold, and how many of them are `counted`.
 
     `tenant` is its key's; None before its key has been checked.
     """
 
-    visitor: Visitor
+    connection: ClientConnection
     size: int = 0
     counted: int = 0
     tenant: str | None = None
     released: bool = False
 
 
-class Door:
+class ClientLimits:
     """Counts connections and bytes, and says which has to go where there are too many. O(1) a call, amortised.
 
     Bytes: an eighth of `max_bytes` is for requests whose key has not been checked. Where a new one needs more, those
@@ -72,14 +72,14 @@ class Door:
 
     def __init__(self, max_bytes: int, max_files: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_bytes = max_bytes
-        self.max_unchecked_bytes = int(max_bytes * STRANGERS_SHARE)
+        self.max_unauthenticated_bytes = int(max_bytes * UNAUTHENTICATED_SHARE)
         self.max_connections = max(1, (max_files - RESERVED_FILES) // 2)
-        self.turned: Counter[Turned] = Counter()
+        self.turned_away: Counter[TurnedAway] = Counter()
         self._last_file = max_files - RESERVED_FILES
         self._clock = clock
         self._told_s = float("-inf")
-        self._known: set[Visitor] = set()
-        self._strangers: dict[Visitor, None] = {}
+        self._authenticated: set[ClientConnection] = set()
+        self._unauthenticated: dict[ClientConnection, None] = {}
         self._unchecked: dict[HeldRequest, None] = {}
         self._unchecked_bytes = 0
         self._checked_bytes = 0
@@ -90,37 +90,36 @@ class Door:
     @property
     def connections(self) -> int:
         """Connections that are open."""
-        return len(self._known) + len(self._strangers)
+        return len(self._authenticated) + len(self._unauthenticated)
 
-    def enter(self, visitor: Visitor, file: int) -> bool:
+    def enter(self, connection: ClientConnection, file: int) -> bool:
         """Whether a new connection may stay, which has this descriptor: the system gives the lowest that is free."""
-        self._strangers[visitor] = None
+        self._unauthenticated[connection] = None
         if self.connections <= self.max_connections and file < self._last_file:
             return True
-        first = next(iter(self._strangers))
+        first = next(iter(self._unauthenticated))
         self._tell()
-        if first is visitor:
-            self.leave(visitor)
-            self.turned[Turned.FULL] += 1
+        if first is connection:
+            self.leave(connection)
+            self.turned_away[TurnedAway.FULL] += 1
             return False
-        self._crowd_out(first)
+        self._displace(first, self.full())
         return True
 
-    def leave(self, visitor: Visitor) -> None:
+    def leave(self, connection: ClientConnection) -> None:
         """A connection has ended. Later calls change nothing."""
-        self._strangers.pop(visitor, None)
-        self._known.discard(visitor)
+        self._unauthenticated.pop(connection, None)
+        self._authenticated.discard(connection)
 
     def full(self) -> GatewayError:
         """HTTP 503: too many connections."""
         message = f"{self.connections} connections are open; accepted: {self.max_connections}, half of the open files"
         return GatewayError(503, "too_many_connections", message, retry_after_s=_RETRY_S)
 
-    def _crowd_out(self, visitor: Visitor) -> None:
-        self.turned[Turned.CROWDED_OUT] += 1
-        refusal = self.full()
-        self.leave(visitor)
-        visitor.turn_away(refusal)
+    def _displace(self, connection: ClientConnection, refusal: GatewayError) -> None:
+        self.turned_away[TurnedAway.DISPLACED] += 1
+        self.leave(connection)
+        connection.turn_away(refusal)
 
     def _tell(self) -> None:
         now_s = self._clock()
@@ -158,9 +157,9 @@ class Door:
 
         Raises GatewayError (429) where that is too much.
         """
-        visitor = request.visitor
-        if self._strangers.pop(visitor, self) is None:
-            self._known.add(visitor)
+        connection = request.connection
+        if self._unauthenticated.pop(connection, self) is None:
+            self._authenticated.add(connection)
         if request.released or request.tenant is not None:
             return
         self._take(tenant, request.size)
@@ -185,26 +184,27 @@ class Door:
             self._unchecked_bytes -= request.counted
 
     def _make_room(self, newest: HeldRequest) -> None:
-        while self._unchecked_bytes > self.max_unchecked_bytes:
+        while self._unchecked_bytes > self.max_unauthenticated_bytes:
             first = next(iter(self._unchecked))
-            refusal = self._too_much(f"{self.max_unchecked_bytes} of requests whose key has not been checked")
+            refusal = self._too_much(
+                f"{self.max_unauthenticated_bytes} of requests whose key has not been checked"
+            )
             self.release(first)
-            self.turned[Turned.CROWDED_OUT] += 1
             if first is newest:
+                self.turned_away[TurnedAway.BYTES] += 1
                 raise refusal
-            self.leave(first.visitor)
-            first.visitor.turn_away(refusal)
+            self._displace(first.connection, refusal)
 
     def _take(self, tenant: str, more: int) -> None:
-        limit = self.max_bytes - self.max_unchecked_bytes
+        limit = self.max_bytes - self.max_unauthenticated_bytes
         free = limit - self._checked_bytes - more
         if free < 0:
-            self.turned[Turned.BYTES] += 1
+            self.turned_away[TurnedAway.BYTES] += 1
             raise self._too_much(f"{limit} in all")
         if tenant:
             theirs = self._of_tenants.get(tenant, 0) + more
             if theirs > free:
-                self.turned[Turned.BYTES] += 1
+                self.turned_away[TurnedAway.BYTES] += 1
                 raise self._too_much(f"of a tenant as many as are still free, {free} now")
             self._of_tenants[tenant] = theirs
         self._checked_bytes += more

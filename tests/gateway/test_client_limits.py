@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.gateway.http.door import COPIES, RESERVED_FILES, Door, HeldRequest, Turned
+from headway.gateway.http.client_limits import COPIES, RESERVED_FILES, ClientLimits, HeldRequest, TurnedAway
 from headway.gateway.http.keys import Keys
 from headway.gateway.http.options import MIB
 from headway.gateway.http.refusal import GatewayError
@@ -36,111 +36,111 @@ class Guest:
         self.turned_away.append(refusal)
 
 
-def door_for(connections: int = 3, max_bytes: int = 800) -> Door:
-    return Door(max_bytes, 2 * connections + RESERVED_FILES)
+def limits_for(connections: int = 3, max_bytes: int = 800) -> ClientLimits:
+    return ClientLimits(max_bytes, 2 * connections + RESERVED_FILES)
 
 
-def hold(door: Door, request: HeldRequest, size: int) -> None:
+def hold(limits: ClientLimits, request: HeldRequest, size: int) -> None:
     request.size = size
-    door.hold(request)
+    limits.hold(request)
 
 
-# ---- the door by itself -------------------------------------------------------------------------------------------
+# ---- the limits by themselves --------------------------------------------------------------------------------------
 
 
 def test_a_new_connection_takes_the_place_of_the_first_that_showed_no_key() -> None:
-    door, guests = door_for(), [Guest() for _ in range(4)]
-    assert all(door.enter(guest, 5) for guest in guests[:3])
-    door.admit(HeldRequest(guests[0]), "")
-    assert door.enter(guests[3], 5)
+    limits, guests = limits_for(), [Guest() for _ in range(4)]
+    assert all(limits.enter(guest, 5) for guest in guests[:3])
+    limits.admit(HeldRequest(guests[0]), "")
+    assert limits.enter(guests[3], 5)
     assert [bool(guest.turned_away) for guest in guests] == [False, True, False, False]
-    assert (door.connections, door.turned[Turned.CROWDED_OUT]) == (3, 1)
+    assert (limits.connections, limits.turned_away[TurnedAway.DISPLACED]) == (3, 1)
 
 
 def test_a_connection_is_refused_where_all_others_have_shown_a_key(caplog: pytest.LogCaptureFixture) -> None:
-    door, guests = door_for(), [Guest() for _ in range(3)]
+    limits, guests = limits_for(), [Guest() for _ in range(3)]
     for guest in guests:
-        assert door.enter(guest, 5)
-        door.admit(HeldRequest(guest), "")
+        assert limits.enter(guest, 5)
+        limits.admit(HeldRequest(guest), "")
     with caplog.at_level(logging.WARNING):
-        assert not door.enter(Guest(), 5)
-        assert not door.enter(Guest(), 5)
+        assert not limits.enter(Guest(), 5)
+        assert not limits.enter(Guest(), 5)
     assert [record.message for record in caplog.records] == [caplog.records[0].message]
     assert "3 connections are open" in caplog.text
-    assert (door.connections, door.turned[Turned.FULL]) == (3, 2)
-    door.leave(guests[0])
-    door.leave(guests[0])
-    assert door.enter(Guest(), 5)
+    assert (limits.connections, limits.turned_away[TurnedAway.FULL]) == (3, 2)
+    limits.leave(guests[0])
+    limits.leave(guests[0])
+    assert limits.enter(Guest(), 5)
 
 
 def test_the_last_files_of_the_process_are_kept() -> None:
-    door = door_for()
-    assert door.enter(Guest(), 5)
-    assert door.enter(Guest(), 6)  # the first goes
-    assert not door_for().enter(Guest(), 6)
+    limits = limits_for()
+    assert limits.enter(Guest(), 5)
+    assert limits.enter(Guest(), 6)  # the first goes
+    assert not limits_for().enter(Guest(), 6)
 
 
-def test_the_bytes_of_strangers_are_the_newest() -> None:
-    door, old, new = door_for(max_bytes=800), Guest(), Guest()
+def test_bytes_without_a_key_are_those_of_the_newest() -> None:
+    limits, old, new = limits_for(max_bytes=800), Guest(), Guest()
     first, second = HeldRequest(old), HeldRequest(new)
-    hold(door, first, 60)
-    hold(door, second, 50)
+    hold(limits, first, 60)
+    hold(limits, second, 50)
     assert old.turned_away[0].status == 429
-    assert (door.held_bytes, first.released, new.turned_away) == (50, True, [])
+    assert (limits.held_bytes, first.released, new.turned_away) == (50, True, [])
     with pytest.raises(GatewayError, match="accepted: 100 of requests whose key has not been checked"):
-        hold(door, second, 101)
-    assert door.held_bytes == 0
+        hold(limits, second, 101)
+    assert limits.held_bytes == 0
 
 
 def test_a_tenant_takes_no_more_than_is_left_to_others() -> None:
-    door = door_for(max_bytes=800)
+    limits = limits_for(max_bytes=800)
     blue, red = HeldRequest(Guest()), HeldRequest(Guest())
-    door.admit(blue, "blue")
-    door.admit(red, "red")
-    hold(door, blue, 350)
+    limits.admit(blue, "blue")
+    limits.admit(red, "red")
+    hold(limits, blue, 350)
     with pytest.raises(GatewayError, match="of a tenant as many as are still free"):
-        hold(door, blue, 351)
-    hold(door, red, 175)
+        hold(limits, blue, 351)
+    hold(limits, red, 175)
     with pytest.raises(GatewayError, match="--max-buffered-mib"):
-        hold(door, red, 176)
+        hold(limits, red, 176)
     operator = HeldRequest(Guest())
-    door.admit(operator, "")
-    hold(door, operator, 175)
+    limits.admit(operator, "")
+    hold(limits, operator, 175)
     with pytest.raises(GatewayError, match="accepted: 700 in all"):
-        hold(door, operator, 176)
+        hold(limits, operator, 176)
 
 
 @given(st.data())
 def test_whatever_comes_the_bytes_add_up_and_stay_within_their_limits(data: st.DataObject) -> None:
-    door, requests = door_for(connections=4, max_bytes=800), list[HeldRequest]()
+    limits, requests = limits_for(connections=4, max_bytes=800), list[HeldRequest]()
     for _ in range(data.draw(st.integers(1, 40))):
         what = data.draw(st.sampled_from(["come", "grow", "grow", "admit", "release", "leave"]))
         if what == "come" or not requests:
             request = HeldRequest(Guest())
-            if door.enter(request.visitor, 3):
+            if limits.enter(request.connection, 3):
                 requests.append(request)
             continue
         request = data.draw(st.sampled_from(requests))
         try:
             if what == "grow":
-                hold(door, request, request.size + data.draw(st.integers(0, 300)))
+                hold(limits, request, request.size + data.draw(st.integers(0, 300)))
             elif what == "admit":
-                door.admit(request, data.draw(st.sampled_from(["", "blue", "red"])))
+                limits.admit(request, data.draw(st.sampled_from(["", "blue", "red"])))
             elif what == "release":
-                door.release(request)
+                limits.release(request)
             else:
-                door.leave(request.visitor)
+                limits.leave(request.connection)
         except GatewayError:
             pass
         held = [each for each in requests if not each.released]
-        assert door.held_bytes == sum(each.counted for each in held) <= door.max_bytes
-        strangers = sum(each.counted for each in held if each.tenant is None)
-        assert strangers <= door.max_unchecked_bytes
-        assert door.connections <= door.max_connections
+        assert limits.held_bytes == sum(each.counted for each in held) <= limits.max_bytes
+        unchecked = sum(each.counted for each in held if each.tenant is None)
+        assert unchecked <= limits.max_unauthenticated_bytes
+        assert limits.connections <= limits.max_connections
     for request in requests:
-        door.release(request)
-        door.leave(request.visitor)
-    assert (door.held_bytes, door.connections) == (0, 0)
+        limits.release(request)
+        limits.leave(request.connection)
+    assert (limits.held_bytes, limits.connections) == (0, 0)
 
 
 # ---- the gateway behind it ------------------------------------------------------------------------------------------
@@ -173,15 +173,15 @@ async def test_bodies_that_wait_are_bounded_in_sum_and_others_are_served() -> No
         upstream() as instance,
         gateway(instance, keys=KEYS, max_body_mib=2, max_buffered_mib=16) as front,
     ):
-        door = front.app.door
+        limits = front.app.limits
         slow = [POST % (2 * MIB, BLUE) + body] * 12
         async with sent(front, *slow):
             # Of 14 MiB blue gets half, and a body counts twice.
-            await until(lambda: door.turned[Turned.BYTES] == 12 - 3)
-            assert door.held_bytes <= 7 * MIB
+            await until(lambda: limits.turned_away[TurnedAway.BYTES] == 12 - 3)
+            assert limits.held_bytes <= 7 * MIB
             assert (await front.post(PROMPT, Authorization="Bearer k3")).status == 200
             assert (await front.post(PROMPT, Authorization="Bearer k2")).status == 200
-        await until(lambda: not door.held_bytes)
+        await until(lambda: not limits.held_bytes)
 
 
 async def test_what_is_held_is_held_until_the_answer_ends() -> None:
@@ -195,10 +195,10 @@ async def test_what_is_held_is_held_until_the_answer_ends() -> None:
         answer = asyncio.create_task(front.post(PROMPT, Authorization="Bearer k2"))
         await until(lambda: instance.turns)
         size = len(json.dumps(PROMPT))
-        assert COPIES * size < front.app.door.held_bytes < COPIES * size + 1000
+        assert COPIES * size < front.app.limits.held_bytes < COPIES * size + 1000
         going.set()
         assert (await answer).status == 200
-        assert front.app.door.held_bytes == 0
+        assert front.app.limits.held_bytes == 0
 
 
 async def test_pipelined_requests_are_held_too() -> None:
@@ -213,25 +213,25 @@ async def test_pipelined_requests_are_held_too() -> None:
         one = POST % (len(body), BLUE) + body
         filled = POST % (len(body), BLUE + b"X-A: %b\r\n" % (b"a" * 7_000)) + body
         async with sent(front, one + filled * 3) as [reader]:
-            await until(lambda: front.app.door.held_bytes > 20_000)
+            await until(lambda: front.app.limits.held_bytes > 20_000)
             going.set()
-            await until(lambda: len(instance.turns) == 4 and not front.app.door.held_bytes)
+            await until(lambda: len(instance.turns) == 4 and not front.app.limits.held_bytes)
             assert (await reader.read(2**16)).startswith(b"HTTP/1.1 200")
 
 
-async def test_heads_that_never_end_are_crowded_out_by_newer_ones() -> None:
+async def test_heads_that_never_end_are_displaced_by_newer_ones() -> None:
     head = b"GET /health HTTP/1.1\r\nX-A: " + b"a" * 60_000
     async with (
         upstream() as instance,
         gateway(instance, keys=KEYS, max_body_mib=1, max_buffered_mib=5) as front,
     ):
-        door = front.app.door
+        limits = front.app.limits
         async with sent(front, *[head] * 15) as readers:
-            await until(lambda: door.turned[Turned.CROWDED_OUT] >= 5)
-            assert door.held_bytes <= door.max_unchecked_bytes
+            await until(lambda: limits.turned_away[TurnedAway.DISPLACED] >= 5)
+            assert limits.held_bytes <= limits.max_unauthenticated_bytes
             assert await status_of(readers[0]) == 429
             assert (await front.post(PROMPT, Authorization="Bearer k3")).status == 200
-        await until(lambda: not door.held_bytes)
+        await until(lambda: not limits.held_bytes)
 
 
 async def test_idle_connections_make_room_and_what_runs_goes_on() -> None:
@@ -244,11 +244,11 @@ async def test_idle_connections_make_room_and_what_runs_goes_on() -> None:
         await turn.raw(b"data: [DONE]\n\n")
 
     async with upstream(act=late) as instance, gateway(instance, keys=KEYS) as front:
-        front.app.door.max_connections = 4
+        front.app.limits.max_connections = 4
         stream = asyncio.create_task(front.post({**PROMPT, "stream": True}, Authorization="Bearer k2"))
         await until(lambda: instance.turns)
         async with sent(front, *[b""] * 6) as readers:
-            await until(lambda: front.app.door.turned[Turned.CROWDED_OUT] == 3)
+            await until(lambda: front.app.limits.turned_away[TurnedAway.DISPLACED] == 3)
             assert await status_of(readers[0]) == 503
             assert (await front.get("/metrics", Authorization="Bearer k1")).status == 200
             going.set()
@@ -258,7 +258,7 @@ async def test_idle_connections_make_room_and_what_runs_goes_on() -> None:
 async def test_a_connection_too_many_is_refused_at_once_and_figures_say_so() -> None:
     async with upstream() as instance, gateway(instance, keys=KEYS) as front:
         assert (await front.get("/v1/models", Authorization="Bearer k1")).status == 200
-        front.app.door.max_connections = 1
+        front.app.limits.max_connections = 1
         async with sent(front, b"") as [reader]:
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
