@@ -108,7 +108,7 @@ class Upstream:
 
     async def echo(self, request: web.Request) -> web.Response:
         body = await request.read()
-        seen = {"method": request.method, "path": request.path_qs, "body": body.decode()}
+        seen = {"method": request.method, "path": request.path_qs, "body": body.decode(errors="replace")}
         self.echoed.append(request.path)
         await asyncio.sleep(self.echo_after_s)
         return web.json_response({**seen, "headers": dict(request.headers)}, status=self.echo_status)
