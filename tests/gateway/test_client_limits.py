@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import resource
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.gateway.http.client_limits import COPIES, RESERVED_FILES, ClientLimits, HeldRequest, TurnedAway
+from headway.gateway.http.client_limits import (
+    COPIES,
+    ClientLimits,
+    HeldRequest,
+    TurnedAway,
+    open_files_limit,
+)
 from headway.gateway.http.keys import Keys
 from headway.gateway.http.options import MIB
 from headway.gateway.http.refusal import GatewayError
@@ -37,7 +44,9 @@ class Guest:
 
 
 def limits_for(connections: int = 3, max_bytes: int = 800) -> ClientLimits:
-    return ClientLimits(max_bytes, 2 * connections + RESERVED_FILES)
+    return ClientLimits(
+        max_bytes, (8 * connections + 2) // 3
+    )  # of few files a quarter is kept, of the rest half
 
 
 def hold(limits: ClientLimits, request: HeldRequest, size: int) -> None:
@@ -141,6 +150,17 @@ def test_whatever_comes_the_bytes_add_up_and_stay_within_their_limits(data: st.D
         limits.release(request)
         limits.leave(request.connection)
     assert (limits.held_bytes, limits.connections) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("soft", "connections"),
+    [(1024, 480), (100, 37), (2**16, 2**15 - 32), (resource.RLIM_INFINITY, 2**19 - 32)],
+)
+def test_connections_are_half_of_the_open_files(
+    soft: int, connections: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _kind: (soft, resource.RLIM_INFINITY))
+    assert ClientLimits(800, open_files_limit()).max_connections == connections
 
 
 # ---- the gateway behind it ------------------------------------------------------------------------------------------

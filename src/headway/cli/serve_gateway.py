@@ -27,6 +27,7 @@ from headway.gateway.book.shadow_board import ShadowBoard
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.health import NO_FACTS
 from headway.gateway.fleet.member import Member
+from headway.gateway.http.client_limits import MANY_FILES
 from headway.gateway.rebalance import rebalance
 from headway.http_client import open_session
 from headway.routing import build_router
@@ -42,8 +43,6 @@ STARTS = 2
 """So often each instance may fail to start before the gateway gives up; once may be a port that somebody took."""
 
 _POLL_S = 0.2
-_FILES = 2**20
-"""More than a gateway ever opens; some systems have no limit to name."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -184,7 +183,7 @@ async def _first(*tasks: asyncio.Task[Any]) -> None:
 def _raise_file_limit() -> None:
     """As many open files as this process may have: a stream takes two, and the usual 1,024 are soon in use."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = _FILES if most == resource.RLIM_INFINITY else min(most, _FILES)
+    enough = MANY_FILES if most == resource.RLIM_INFINITY else min(most, MANY_FILES)
     if now < enough:
         with suppress(OSError, ValueError):  # some systems allow less than they say
             resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))

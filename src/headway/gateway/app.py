@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -33,7 +32,7 @@ from headway.gateway.book.shadow_board import ENGINE_PATH, ShadowBoard, shadow_r
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.http.api import APIS, EXPLAIN_PATHS, normal_path
 from headway.gateway.http.asgi_client import API_KEY, KEY_TENANT, Client, ClientGone, Headers, read_body
-from headway.gateway.http.client_limits import HELD, ClientLimits
+from headway.gateway.http.client_limits import HELD, ClientLimits, open_files_limit
 from headway.gateway.http.connection import Connection
 from headway.gateway.http.keys import check_key
 from headway.gateway.http.options import MIB, GatewayOptions
@@ -74,8 +73,7 @@ class Gateway:
     ) -> None:
         log = None if options.access_log is None else AccessLog(options.access_log)
         self.serving = Serving(fleet, router, options, clock=clock, log=log)
-        max_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self.limits = ClientLimits(options.max_buffered_mib * MIB, max_files, clock)
+        self.limits = ClientLimits(options.max_buffered_mib * MIB, open_files_limit(), clock)
         self._fleet = fleet
         self._options = options
         self._clock = clock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -16,7 +17,9 @@ HELD = "headway.held"
 """Where a request's scope has its `HeldRequest`."""
 
 RESERVED_FILES = 64
-"""Descriptors for logs, instances, health checks, and the answer to a connection that is refused."""
+"""Descriptors for logs, instances, health checks, and the answer to a connection that is refused; of few, a quarter."""
+MANY_FILES = 2**20
+"""More than a gateway ever opens; some systems have no limit to name."""
 UNAUTHENTICATED_SHARE = 1 / 8
 """Of the bytes: for requests whose key has not been checked."""
 COPIES = 2
@@ -24,6 +27,12 @@ COPIES = 2
 _LOG = logging.getLogger(__name__)
 _LOG_AGAIN_S = 60.0
 _RETRY_S = 1
+
+
+def open_files_limit() -> int:
+    """Files that this process may have open at a time."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MANY_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 class TurnedAway(StrEnum):
@@ -73,9 +82,9 @@ class ClientLimits:
     def __init__(self, max_bytes: int, max_files: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_bytes = max_bytes
         self.max_unauthenticated_bytes = int(max_bytes * UNAUTHENTICATED_SHARE)
-        self.max_connections = max(1, (max_files - RESERVED_FILES) // 2)
+        self._last_file = max_files - min(RESERVED_FILES, max_files // 4)
+        self.max_connections = self._last_file // 2
         self.turned_away: Counter[TurnedAway] = Counter()
-        self._last_file = max_files - RESERVED_FILES
         self._clock = clock
         self._told_s = float("-inf")
         self._authenticated: set[ClientConnection] = set()
