@@ -25,7 +25,7 @@ from headway.with_parent import signal_with_parent
 T = TypeVar("T")
 
 MAX_BYTES_HERE = 2**20
-MAX_COMMAS_HERE = 2**15
+MAX_COMMAS_HERE = 2**14
 """A body of more bytes, or of more values (which commas separate), is decoded in the other process."""
 
 
