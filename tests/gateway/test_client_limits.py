@@ -300,6 +300,27 @@ async def test_a_body_that_nobody_reads_ends_its_connection(monkeypatch: pytest.
         writer.transport.abort()
 
 
+@pytest.mark.parametrize(("key", "status"), [(BLUE, 413), (b"", 401)])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+async def test_a_client_that_sends_all_of_its_body_first_reads_why_it_was_refused(
+    path: str, key: bytes, status: int
+) -> None:
+    size = 8 * MIB
+    async with upstream() as instance, gateway(instance, keys=KEYS, max_body_mib=1) as front:
+        for framing in (b"Content-Length: %d\r\n" % size, b"Transfer-Encoding: chunked\r\n"):
+            reader, writer = await connected(front)
+            writer.write(b"POST %b HTTP/1.1\r\nHost: x\r\n%b%b\r\n" % (path.encode(), key, framing))
+            for _ in range(size // MIB):
+                chunk = b"x" * MIB
+                writer.write(chunk if b"Length" in framing else b"100000\r\n" + chunk + b"\r\n")
+                await writer.drain()
+            if b"chunked" in framing:
+                writer.write(b"0\r\n\r\n")
+            assert await status_of(reader) == status
+            assert front.app.limits.held_bytes == 0
+            writer.close()
+
+
 @pytest.mark.parametrize("pause_s", [0.02, 0.1])
 async def test_a_body_has_a_least_rate_and_a_longest_time(
     pause_s: float, monkeypatch: pytest.MonkeyPatch

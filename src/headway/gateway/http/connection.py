@@ -17,8 +17,8 @@ MAX_HEAD_BYTES = 64 * 2**10
 MAX_HEADERS = 100
 MAX_PIPELINED = 100
 """Requests of one connection that may wait for the answer to an earlier one."""
-MAX_IGNORED_BYTES = 16 * 2**20
-"""So much of a body is still read after its request was answered without it."""
+MAX_IGNORED_BYTES = 64 * 2**20
+"""So much of a body is read and dropped after its request was refused: many clients send all before they listen."""
 _PIECE_BYTES = 16 * 2**10
 """The parser is fed pieces of this size, so it runs past a limit by one piece at most."""
 _SEPARATOR_BYTES = 4

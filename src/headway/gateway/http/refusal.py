@@ -61,7 +61,7 @@ class GatewayError(Exception):
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers of the answer."""
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
-        if self.status in (408, 413):
+        if self.status == 408:
             headers.append((b"connection", b"close"))  # what is still to come of the body is not waited for
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
