@@ -106,6 +106,7 @@ def test_answers_in_one_piece() -> None:
         ({"message": "out of luck", "code": "server_error"}, Halt(None, "out of luck")),
         ({"error": {"type": "invalid_request_error", "message": "no such tool"}}, None),
         ({"message": "no such tool", "code": 400}, None),
+        ({"error": {"type": "rate_limit_error", "message": "later"}}, Halt(None, "later")),
     ],
 )
 def test_errors_halt_it_unless_the_request_is_at_fault(error: dict[str, Any], halt: Halt | None) -> None:
@@ -120,6 +121,19 @@ def test_a_failed_response_halts_it() -> None:
     read = events()
     assert read.take(as_bytes({"type": "response.failed", "response": failed})) == b""
     assert read.halt == Halt(None, "out of luck")
+
+
+@pytest.mark.parametrize("first", ["", "event: response.in_progress\n"])
+def test_an_error_is_one_without_its_name_too(first: str) -> None:
+    read = events()
+    assert read.take(first.encode() + b'data: {"error":{"message":"out of luck"}}\n\n') == b""
+    assert read.halt == Halt(None, "out of luck")
+
+
+def test_a_failed_response_in_one_piece_is_no_answer() -> None:
+    failed = {**response_of(0, status="failed"), "error": {"code": "server_error", "message": "out of luck"}}
+    assert named_whole(msgspec.json.encode(failed), None) == (0, Halt(None, "out of luck"))
+    assert named_whole(msgspec.json.encode({**failed, "error": None}), None).halt is not None
 
 
 def test_an_event_may_leave_its_name_to_its_data() -> None:

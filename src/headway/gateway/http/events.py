@@ -12,7 +12,8 @@ import msgspec
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
-from headway.http_client import FIRST_SERVER_FAULT, NOT_AS_EXPECTED
+from headway.gateway.http.stream_errors import MaybeError, error_of
+from headway.http_client import NOT_AS_EXPECTED
 
 T = TypeVar("T")
 
@@ -27,29 +28,19 @@ _IDS = re.compile(rb'"(prompt_)?token_ids":( ?)\[([0-9, ]*)\]')
 """Inside a JSON text these quotes would be escaped, so a match is never part of one."""
 _EVENT = re.compile(rb"^data: ?\{", re.MULTILINE)
 _NO_CHOICES = re.compile(rb'"choices": ?\[\]')
+_COMMENT = re.compile(rb"^:.*\n(?:\r?\n)?", re.MULTILINE)
 _END_MARK = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
 """An answer may hold the same words, but never at the beginning of a line: JSON escapes newlines."""
-
-
-class _Delta(msgspec.Struct):
-    role: str | None = None
-    content: object = None
 
 
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    delta: _Delta | None = None
+    delta: dict[str, object] | None = None
 
 
-class _Error(msgspec.Struct):
-    message: str = ""
-    code: int | str | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    error: _Error | str | None = None
+class _Event(MaybeError):
+    choices: list[_Choice] = msgspec.field(default_factory=list)
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
@@ -158,7 +149,7 @@ class PassedEvents(Events):
         data = self._lines.take(data)
         if not data or self.halt is not None:
             return b""
-        if b'{"error"' in data or b'"headway:' in data:
+        if b'"error"' in data or b'"headway:' in data:
             data = self._until_halt(data)
         if self.with_ids:
             data = _IDS.sub(self._note_ids, data)
@@ -206,6 +197,14 @@ class PassedEvents(Events):
         return data
 
 
+def comments_apart(lines: bytes) -> tuple[bytes, bytes]:
+    """The comments among whole lines, each with the empty line after it, and the other lines. O(bytes)."""
+    if not lines.startswith(b":") and b"\n:" not in lines:
+        return b"", lines
+    comments = b"".join(_COMMENT.findall(lines))
+    return comments, _COMMENT.sub(b"", lines)
+
+
 def payload(line: bytes) -> bytes | None:
     """What a `data:` line holds; None for any other line, and for the end mark."""
     if not line.startswith(_FIELD):
@@ -225,10 +224,13 @@ def halt_of(line: bytes) -> Halt | None:
     if found is None or (b"headway:" not in found and b'"error"' not in found):
         return None
     event = _decode(found)
-    if event.error is not None:
-        return _fault(event.error)
+    error = error_of(event)
+    if error is not None:
+        return None if error.by_request else Halt(None, error.message)
     for choice in event.choices:
         reason = choice.stop_reason
+        if choice.finish_reason == "error":
+            return Halt(None, "an answer ended in an error")
         if choice.finish_reason == "abort" and isinstance(reason, str) and reason.startswith(_REASON):
             word = reason.removeprefix(_REASON)
             known = Departure(word) if word in set(Departure) else None
@@ -238,7 +240,7 @@ def halt_of(line: bytes) -> Halt | None:
 
 def whole_of(body: bytes) -> WholeAnswer:
     """What an answer in one piece says. Raises UpstreamError for what is no answer."""
-    halt = halt_of(_FIELD + body) if b'"headway:' in body else None
+    halt = halt_of(_FIELD + body)
     count = _COMPLETION_TOKENS.search(body)
     return WholeAnswer(int(count[1]) if count else 0, halt)
 
@@ -246,7 +248,7 @@ def whole_of(body: bytes) -> WholeAnswer:
 def refuses(line: bytes) -> bool:
     """Whether a line that does not halt the answer says that the request was in error."""
     found = payload(line)
-    return found is not None and b'"error"' in found and _decode(found).error is not None
+    return found is not None and b'"error"' in found and error_of(_decode(found)) is not None
 
 
 def begins_answer(line: bytes) -> bool:
@@ -262,17 +264,11 @@ def begins_answer(line: bytes) -> bool:
 
 
 def _role_only(choice: _Choice) -> bool:
+    """Whether all that a chat's choice has is its role: reasoning and tool calls may come in the same event."""
     delta = choice.delta
-    return choice.finish_reason is None and delta is not None and delta.role is not None and not delta.content
-
-
-def _fault(error: _Error | str) -> Halt | None:
-    """An error of the instance's own; an error in the request is the client's to see."""
-    if isinstance(error, str):
-        return Halt(None, error)
-    if isinstance(error.code, int) and error.code < FIRST_SERVER_FAULT:
-        return None
-    return Halt(None, error.message)
+    if choice.finish_reason is not None or delta is None or delta.get("role") is None:
+        return False
+    return not any(value for name, value in delta.items() if name != "role")
 
 
 def read_event(found: bytes) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import msgspec
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
 from headway.gateway.http.events import Events, Halt, WholeAnswer, is_end_mark, payload
-from headway.http_client import FIRST_SERVER_FAULT, NOT_AS_EXPECTED
+from headway.gateway.http.stream_errors import ErrorFields, MaybeError, StreamError, error_of, judged
+from headway.http_client import NOT_AS_EXPECTED
 
 _NAME = b"event:"
 _BEFORE_TOKENS = frozenset({
@@ -22,7 +23,6 @@ _TELLING = frozenset({b"message_delta", b"response.completed", b"response.failed
 _COUNTS = b"message_delta"
 _MESSAGE = "message"
 """What Anthropic's answer in one piece is called."""
-_REQUESTS_FAULT = "invalid_request_error"
 
 
 class _Usage(msgspec.Struct):
@@ -33,28 +33,20 @@ class _StopReason(msgspec.Struct):
     stop_reason: str | None = None
 
 
-class _NamedError(msgspec.Struct):
-    message: str = ""
-    type: str | None = None
-    code: int | str | None = None
-
-
 class _Response(msgspec.Struct):
     usage: _Usage | None = None
-    error: _NamedError | None = None
+    error: ErrorFields | None = None
 
 
-class _NamedEvent(msgspec.Struct):
+class _NamedEvent(MaybeError):
     """A whole answer too has what is read here."""
 
     type: str = ""
     usage: _Usage | None = None
     delta: _StopReason | str | None = None
     stop_reason: str | None = None
+    status: str | None = None
     response: _Response = msgspec.field(default_factory=_Response)
-    error: _NamedError | str | None = None
-    code: int | str | None = None
-    message: object = ""
 
 
 _decode_event = msgspec.json.Decoder(_NamedEvent).decode
@@ -105,9 +97,13 @@ class NamedEvents(Events):
         if found is None:
             self.done = self.done or is_end_mark(line)
             return
-        event = _read(found) if self._name in _TELLING or not self._name else None
-        name = self._name or (event.type.encode() if event is not None else b"")
-        if event is not None and name in _TELLING:
+        is_read = self._name in _TELLING or not self._name or b'"error"' in found
+        event = _read(found) if is_read else _NamedEvent()
+        error = error_of(event)
+        name = b"error" if error is not None else self._name or event.type.encode()
+        if error is not None:
+            self._fails(error)
+        elif name in _TELLING:
             self._judge(name, event)
         if not name:
             raise UpstreamError("the stream holds an event without a name")
@@ -117,10 +113,14 @@ class NamedEvents(Events):
         self.tokens += name.endswith(b"delta") and name != _COUNTS
         self.done = self.done or name in _ENDS
 
+    def _fails(self, error: StreamError) -> None:
+        """An error of the instance's own halts the answer; an error in the request is the client's to see."""
+        self.halt = None if error.by_request else Halt(None, error.message)
+        self.refused = self.done = error.by_request
+
     def _judge(self, name: bytes, event: _NamedEvent) -> None:
-        if name in (b"error", b"response.failed"):
-            self.halt = _fault(event)
-            self.refused = self.done = self.halt is None
+        if name == b"response.failed":
+            self._fails(judged(event.response.error or ErrorFields("the response failed")))
         elif name == _COUNTS and isinstance(event.delta, _StopReason):
             self.halt = _ended(event.usage, self.left, unexplained=event.delta.stop_reason is None)
         elif not self._begun:
@@ -130,6 +130,9 @@ class NamedEvents(Events):
 def named_whole(body: bytes, left: Departure | None) -> WholeAnswer:
     """What an answer in one piece says; `left` as for `NamedEvents`. Raises UpstreamError for what is no answer."""
     answer = _read(body)
+    error = error_of(answer) or (answer.status == "failed" and judged(ErrorFields("the response failed")))
+    if error:
+        return WholeAnswer(0, Halt(None, error.message))
     count = None if answer.usage is None else answer.usage.output_tokens
     unexplained = answer.type == _MESSAGE and answer.stop_reason is None
     return WholeAnswer(count or 0, _ended(answer.usage, left, unexplained=unexplained))
@@ -140,16 +143,6 @@ def _ended(usage: _Usage | None, left: Departure | None, *, unexplained: bool = 
     if left is None or usage is None or (usage.output_tokens != 0 and not unexplained):
         return None
     return Halt(left, "ended by the policy")
-
-
-def _fault(event: _NamedEvent) -> Halt | None:
-    """An error of the instance's own; an error in the request is the client's to see."""
-    error = event.error or event.response.error or _NamedError(message=str(event.message), code=event.code)
-    if isinstance(error, str):
-        return Halt(None, error)
-    if error.type == _REQUESTS_FAULT or (isinstance(error.code, int) and error.code < FIRST_SERVER_FAULT):
-        return None
-    return Halt(None, error.message)
 
 
 def _read(found: bytes) -> _NamedEvent:
