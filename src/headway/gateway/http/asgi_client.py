@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from headway.core.hints import HINT_HEADERS, header_text
-from headway.gateway.http.refusal import GatewayError, bad_request, stalled, too_large
+from headway.gateway.http.refusal import GatewayError, bad_request, error_as_event, stalled, too_large
 from headway.http_client import root_of
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -40,7 +40,8 @@ API_KEY = b"x-api-key"
 """Where Anthropic's clients have their key."""
 _KEYS = (b"authorization", API_KEY)
 _LOCATION = b"location"
-EVENT_STREAM = b"text/event-stream"
+EVENT_STREAM = "text/event-stream"
+_STREAM_HEAD = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _EVENT_ENDS = (b"\n\n", b"\n\r\n")
 
 
@@ -52,15 +53,17 @@ class Client:
     """The client of one request, to whom its answer goes. `began`: the answer's head is out; `ended`: its end is.
 
     What is passed on ends with a line, which need not be the last of its event (`end_event`). Answers carry
-    `request_id`, unless it is empty or the instance named one itself.
+    `request_id`, unless it is empty or the instance named one itself. `status` is that of the answer, or of the error
+    that came in its place. `named_events`: the events of a stream have names.
     """
 
-    __slots__ = ("_last", "_send", "began", "ended", "request_id", "status")
+    __slots__ = ("_last", "_send", "began", "ended", "named_events", "request_id", "status")
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self._last = b""
         self.request_id = b""
+        self.named_events = False
         self.began = False
         self.ended = False
         self.status = 0
@@ -77,6 +80,16 @@ class Client:
         self._last = data
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
+    async def stream(self, status: int, headers: Headers, data: bytes) -> None:
+        """The head of a stream, unless it is out, and the first of its body."""
+        if not self.began:
+            await self.begin(status, headers)
+        await self.pass_on(data)
+
+    async def keep_alive(self) -> None:
+        """A comment, so that whatever is on the way does not take the stream for dead."""
+        await self.stream(200, _STREAM_HEAD, b": keep-alive\n\n")
+
     async def end_event(self) -> None:
         """Write the empty line after an event that broke off before it: what comes next is another event."""
         if self._last and not self._last.endswith(_EVENT_ENDS):
@@ -87,10 +100,19 @@ class Client:
         self.ended = True
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """A whole answer; if the head of a stream is out, which only an error can follow, as its last event."""
+        if not self.began:
+            await self.begin(status, headers)
+            await self.end(body)
+            return
+        self.status = status
+        await self.end_event()
+        await self.end(error_as_event(status, body, named=self.named_events))
+
     async def refuse(self, refusal: GatewayError) -> None:
         """An error of the gateway's own, in place of an answer."""
-        await self.begin(refusal.status, refusal.headers)
-        await self.end(refusal.body)
+        await self.answer(refusal.status, refusal.headers, refusal.body)
 
 
 async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:

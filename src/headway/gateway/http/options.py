@@ -107,6 +107,15 @@ class GatewayOptions:
             Shown(flag="--drain-seconds", default=False),
         ),
     ] = 30.0
+    sse_keep_alive_s: Annotated[
+        float | None,
+        Setting(
+            "Seconds after which a stream without its first token is sent a comment.",
+            "S",
+            POSITIVE_SECONDS,
+            Shown(flag="--sse-keep-alive"),
+        ),
+    ] = None
     max_moves: Annotated[int, Setting(bounds=NOT_NEGATIVE, shown=Shown(option=False))] = 3
     max_tries: Annotated[int, Setting(bounds=COUNT, shown=Shown(option=False))] = 3
 

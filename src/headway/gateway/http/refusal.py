@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from headway.core.record import Outcome
+from headway.http_client import message_of
 
 _STATUS_TYPES = {
     401: "authentication_error",
@@ -142,7 +143,19 @@ def error_body(message: str, kind: str, code: str | int, param: str | None = Non
 
 
 def error_event(message: str, code: str, *, named: bool) -> bytes:
-    """The end of a stream that cannot go on: the error as an event, with a name where events have one, else with the
-    end mark behind it."""
-    event = b"data: " + error_body(message, _STATUS_TYPES[502], code) + b"\n\n"
+    """The end of a stream that cannot go on."""
+    return _last_event(error_body(message, _STATUS_TYPES[502], code), named=named)
+
+
+def error_as_event(status: int, body: bytes, *, named: bool) -> bytes:
+    """The end of a stream whose head was out before an error came: the error as it is, if it has OpenAI's shape."""
+    if message_of(body) is None:
+        shown = f"HTTP {status}: {body[:200].decode(errors='replace')}"
+        body = error_body(shown, _STATUS_TYPES.get(status, "invalid_request_error"), status)
+    return _last_event(body.replace(b"\r", b"").replace(b"\n", b" "), named=named)
+
+
+def _last_event(body: bytes, *, named: bool) -> bytes:
+    """An error as an event, with a name where events have one, else with the end mark behind it."""
+    event = b"data: " + body + b"\n\n"
     return b"event: error\n" + event if named else event + b"data: [DONE]\n\n"

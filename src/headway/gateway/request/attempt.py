@@ -14,7 +14,7 @@ import aiohttp
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
 from headway.gateway.http.asgi_client import EVENT_STREAM, Client, client_headers
-from headway.gateway.http.events import Events, Halt, WholeAnswer, is_end_mark
+from headway.gateway.http.events import Events, Halt, WholeAnswer, comments_apart, is_end_mark
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
 from headway.http_client import FIRST_SERVER_FAULT, NO_ANSWER, named
 
@@ -78,10 +78,11 @@ class Call:
 class Attempt:
     """Sends a call and passes its answer on.
 
-    The head and what came before the first token are held back, so that nothing of it is the client's until the
-    instance has begun: up to then another one can be asked. `on_tokens` is told how many tokens a piece of the
-    answer brought; `first_events` are the first events that the client got. Raises WaitCut if the interrupt cuts it
-    short; the instance's connection is closed then.
+    Events before the first token are held back: up to then another instance can be asked. Comments, by which an
+    instance keeps connections alive, go on as they come, and the head of a stream with the first of them. `begun`:
+    the answer is the client's, so only the same answer may follow. `on_tokens` is told how many tokens a piece of
+    the answer brought; `first_events` are the first events that the client got. Raises WaitCut if the interrupt cuts
+    it short; the instance's connection is closed then.
     """
 
     session: aiohttp.ClientSession
@@ -89,6 +90,7 @@ class Attempt:
     interrupt: Interrupt
     on_tokens: Callable[[int], None]
     first_events: bytes = b""
+    begun: bool = False
 
     async def run(
         self, call: Call, events: Events, *, stream: bool, read_whole: Callable[[bytes], WholeAnswer]
@@ -96,11 +98,11 @@ class Attempt:
         """Send it once. `stream`: whether events were asked for; `read_whole` reads an answer in one piece."""
 
         async def pass_on(response: aiohttp.ClientResponse) -> Ending:
-            if response.headers.get("content-type", "").encode().startswith(EVENT_STREAM):
+            if response.headers.get("content-type", "").lower().startswith(EVENT_STREAM):
                 if not stream:
                     return Ending(End.BROKEN, "a stream of events, which nobody asked for", garbage=True)
                 return await self._stream(response, events)
-            if self.client.began:
+            if self.begun:
                 return await self._no_continuation(response)
             return await self._whole(response, read_whole)
 
@@ -172,9 +174,13 @@ class Attempt:
             found = _judged(body, read_whole)
             if isinstance(found, Ending):
                 return found
+            if self.client.began:
+                return Ending(
+                    End.BROKEN, "an answer in one piece, where a stream was asked for", garbage=True
+                )
             self.on_tokens(found.tokens)
-        await self.client.begin(response.status, _sized(client_headers(response), body))
-        await self.client.end(body)
+        self.begun = True
+        await self.client.answer(response.status, _sized(client_headers(response), body), body)
         return Ending(End.PASSED if served else End.REFUSED, f"HTTP {response.status}")
 
     async def _no_continuation(self, response: aiohttp.ClientResponse) -> Ending:
@@ -195,7 +201,7 @@ class Attempt:
     async def _stream(self, response: aiohttp.ClientResponse, events: Events) -> Ending:
         """An answer in events. Whatever ends it too early, the client has whole events."""
         wait, read, client = self.interrupt.wait, response.content.readany, self.client
-        if not client.began:
+        if not self.begun:
             ending = await self._until_begun(response, events)
             if ending is not None:
                 return ending
@@ -220,20 +226,22 @@ class Attempt:
         return Ending(End.REFUSED, "an error in the request") if events.refused else Ending(End.PASSED)
 
     async def _until_begun(self, response: aiohttp.ClientResponse, events: Events) -> Ending | None:
-        """Hold back everything up to the first token, and send it with that. An ending, if that comes first."""
-        held = b""
+        """Hold back all events up to the first token, and send them with that. An ending, if that comes first."""
+        held, head = b"", _unsized(client_headers(response))
         while data := await self.interrupt.wait(response.content.readany()):
             out = events.take(data)
-            held += out
             begun = bool(out) and events.begins(out)
             if events.halt is not None and not begun:
                 return _left(events.halt)
             if begun:
-                self.first_events = held
+                self.begun, self.first_events = True, held + out
                 self.on_tokens(events.tokens)
-                await self.client.begin(response.status, _unsized(client_headers(response)))
-                await self.client.pass_on(held)
+                await self.client.stream(response.status, head, self.first_events)
                 return None
+            comments, rest = comments_apart(out)
+            held += rest
+            if comments:
+                await self.client.stream(response.status, head, comments)
         return Ending(End.BROKEN, "the stream ended before its first token", fell=True)
 
 
