@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -70,13 +71,21 @@ async def test_a_large_body_is_read_in_another_process_as_it_would_be_here(
     assert there.body(hints={}, request_id=True, ids=True) == here.body(hints={}, request_id=True, ids=True)
 
 
+@pytest.mark.parametrize("body", [PROMPT, MANY], ids=["small", "large"])
+async def test_a_byte_order_mark_is_no_part_of_a_body(body: dict[str, Any]) -> None:
+    plain = read_request(COMPLETIONS.path, HEADERS, encoded(body), request_id="r")
+    async with reader() as bodies:
+        assert await bodies.read(COMPLETIONS.path, HEADERS, BOM_UTF8 + encoded(body), request_id="r") == plain
+
+
 async def test_sequences_of_a_large_body_are_counted_in_another_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("headway.gateway.request.generation_request._decode_fields", not_here)
     async with reader() as bodies:
-        assert await bodies.count(encoded(MANY)) == 2 * PROMPTS
-        assert await bodies.count(b"--form\r\n" + b"," * MAX_BYTES_HERE) == 1
+        assert await bodies.outline(encoded(MANY)) == ("small", 2 * PROMPTS)
+        form = b'--form\r\nContent-Disposition: form-data; name="model"\r\n\r\nwhisper\r\n--form\r\n'
+        assert await bodies.outline(form + b"," * MAX_BYTES_HERE) == ("whisper", 1)
 
 
 async def test_a_refusal_comes_back_whole() -> None:

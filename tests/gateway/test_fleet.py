@@ -66,7 +66,7 @@ async def test_a_launched_instance_is_ready_when_it_answers(small: Small) -> Non
         assert fleet.member("lp-0").url == f"http://127.0.0.1:{server.port}"
         assert fleet.facts.models == MODELS.encode()
         facts = fleet.facts
-        assert (facts.model, facts.max_model_len, facts.version) == ("small", 4096, "0.32.0")
+        assert (facts.model, facts.limits, facts.version) == ("small", {"small": 4096}, "0.32.0")
         assert facts.is_vllm
         assert facts.is_headway
 

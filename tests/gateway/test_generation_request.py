@@ -17,7 +17,7 @@ from headway.gateway.request.generation_request import (
     MAX_XARGS,
     MAX_XARGS_BYTES,
     GenerationRequest,
-    count_sequences,
+    outline_of,
     read_request,
 )
 from headway.gateway.request.resume import resumable
@@ -119,6 +119,21 @@ def test_whole_numbers_may_be_written_as_vllm_reads_them(two: Any) -> None:
     assert json.loads(ask.body(hints=None, request_id=False, ids=False))["max_tokens"] == two
 
 
+@pytest.mark.parametrize("yes", [True, 1, 1.0, "1", "true", "True", "t", "yes", "Y", "on"])
+@pytest.mark.parametrize("no", [False, 0, 0.0, "0", "false", "F", "no", "n", "OFF"])
+def test_booleans_are_what_vllm_takes_for_them(yes: object, no: object) -> None:
+    ask = read(
+        {"prompt": "x", "stream": yes, "return_token_ids": no, "stream_options": {"include_usage": no}}
+    )
+    assert (ask.stream, ask.wants_ids, ask.wants_usage) == (True, False, False)
+
+
+@pytest.mark.parametrize("number", [16, 16.0, "16", " 16 ", "16.0", "1_6"])
+def test_numbers_are_what_vllm_takes_for_them(number: object) -> None:
+    assert read({"prompt": "x", "max_tokens": number}).max_tokens == 16
+    assert read({"prompt": "x", "max_tokens": 2, "n": True}).answers == 1
+
+
 def test_what_the_client_wants_of_a_stream() -> None:
     ask = read(
         {"prompt": "x", "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True}
@@ -206,7 +221,9 @@ def test_a_key_says_whose_request_it_is() -> None:
         (b"[]", "no JSON object"),
         (b'{"prompt": }', "no JSON object"),
         (b"\xff", "no JSON object"),
-        ({"prompt": "x", "stream": "yes"}, 'stream is "yes"; accepted: true or false'),
+        ({"prompt": "x", "stream": "maybe"}, 'stream is "maybe"; accepted: true or false'),
+        ({"prompt": "x", "stream": 2}, "stream is 2; accepted: true or false"),
+        ({"prompt": "x", "stream": [1]}, "stream is [1]; accepted: true or false"),
         ({"prompt": "x", "n": "two"}, 'n is "two"; accepted: a whole number'),
         ({"prompt": "x", "n": 2**63}, f"n is {2**63}; accepted: a whole number of 64 bits"),
         ({"prompt": "x", "max_tokens": 1.5}, "max_tokens is 1.5; accepted: a whole number"),
@@ -240,13 +257,13 @@ FIVE = {"prompt": ["a"] * 5, "n": 2}
     ],
 )
 def test_sequences_are_counted_wherever_vllm_finds_some(body: bytes, sequences: int) -> None:
-    assert count_sequences(body) == sequences
+    assert outline_of(body).sequences == sequences
 
 
-@pytest.mark.parametrize("n", [True, "two", 2**63, float("nan")])
+@pytest.mark.parametrize("n", ["two", 2**63, float("nan")])
 def test_sequences_that_cannot_be_counted_are_refused(n: object) -> None:
     with pytest.raises(GatewayError, match="accepted: a whole number"):
-        count_sequences(json.dumps({**FIVE, "n": n}).encode())
+        outline_of(json.dumps({**FIVE, "n": n}).encode())
 
 
 # ---- bodies -------------------------------------------------------------------------------------------------------

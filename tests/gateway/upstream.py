@@ -63,6 +63,7 @@ class Upstream:
     echoed: list[str] = field(default_factory=list)
     echo_status: int = 202
     echo_after_s: float = 0.0
+    context: int = 400
     models_there: list[str] = field(default_factory=lambda: ["small"])
     transfer: dict[str, Any] | None = None
     """What the answer to a prompt that is computed for a decode instance says of its KV."""
@@ -80,7 +81,7 @@ class Upstream:
         return web.Response(status=503 if self.sick else 200)
 
     async def models(self, _request: web.Request) -> web.Response:
-        there = [{"id": name, "max_model_len": 400} for name in self.models_there]
+        there = [{"id": name, "max_model_len": self.context} for name in self.models_there]
         return web.json_response({"object": "list", "data": there})
 
     async def tell_version(self, _request: web.Request) -> web.Response:

@@ -27,6 +27,7 @@ from headway.gateway.book.shadow_board import ShadowBoard
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.health import NO_FACTS
 from headway.gateway.fleet.member import Member
+from headway.gateway.fleet.models import differences
 from headway.gateway.http.client_limits import MANY_FILES
 from headway.gateway.rebalance import rebalance
 from headway.http_client import open_session
@@ -144,6 +145,8 @@ class _Run:
             passed_s,
             self._site.url,
         )
+        for difference in differences(fleet.members):
+            _LOG.warning("%s", difference)
 
     async def _give_up_if_hopeless(self, fleet: Fleet) -> None:
         """Stop if everything is launched here, and none of it ever comes up."""

@@ -219,7 +219,7 @@ class Gateway:
         return Response()
 
     async def _models(self, _request: Request) -> Response:
-        models = self._fleet.facts.models
+        models = self._fleet.models
         if not models:
             return refused(no_instance())
         return Response(models, media_type="application/json")

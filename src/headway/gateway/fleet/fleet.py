@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import aiohttp
 
 from headway.errors import ConfigError
 from headway.gateway.fleet.health import NO_FACTS, Facts, probing_session
 from headway.gateway.fleet.member import Condition, Member
+from headway.gateway.fleet.models import merged_models
 from headway.gateway.fleet.supervisor import FleetOptions, Supervisor
 
 _POLL_S = 0.05
@@ -51,17 +52,19 @@ class Fleet:
         """All instances, whatever their condition."""
         return tuple(supervisor.member for supervisor in self._supervisors.values())
 
-    def names(self) -> tuple[str, ...]:
+    def names(self, model: str = "", tokens: int = 0) -> tuple[str, ...]:
         """The instances that may be sent requests, in the order of `members`. Cost: O(n), n instances.
 
         Those that are READY; if none is, those that were and did not answer in time: where all are that busy, a slow
-        answer is better than none.
+        answer is better than none. With a `model`, those of them that serve it, with room for so many `tokens` if one
+        has. A model that no instance ever named may be asked for anywhere: some load one when it is asked for.
         """
-        supervisors = self._supervisors.items()
-        ready = tuple(
-            name for name, supervisor in supervisors if supervisor.member.condition is Condition.READY
-        )
-        return ready or tuple(name for name, supervisor in supervisors if supervisor.is_slow)
+        asked = list(self._supervisors.items())
+        if model and any(model in supervisor.member.last_facts.limits for _, supervisor in asked):
+            having = [each for each in asked if each[1].member.facts.takes(model, 0)]
+            roomy = [each for each in having if each[1].member.facts.takes(model, tokens)]
+            return _that_serve(roomy) or _that_serve(having)
+        return _that_serve(asked)
 
     def member(self, name: str) -> Member:
         """The instance of that name; KeyError if there is none (any more)."""
@@ -75,6 +78,18 @@ class Fleet:
                 self._facts = supervisor.member.facts
                 break
         return self._facts
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether instances serve different models, as far as they have said. O(n)."""
+        known = {frozenset(member.last_facts.limits) for member in self.members} - {frozenset()}
+        return len(known) > 1
+
+    @property
+    def models(self) -> bytes:
+        """The answer to `/v1/models` for all READY instances; while there is none, what was said last."""
+        ready = [member.facts for member in self.members if member.condition is Condition.READY]
+        return merged_models(ready or [self.facts])
 
     def suspect(self, name: str) -> None:
         """A request saw its connection break: look at the instance now."""
@@ -134,3 +149,9 @@ class Fleet:
         await asyncio.gather(
             *(supervisor.close(at_once=at_once) for supervisor in self._supervisors.values())
         )
+
+
+def _that_serve(supervisors: Sequence[tuple[str, Supervisor]]) -> tuple[str, ...]:
+    """The names of those that are READY, else of those that are slow."""
+    ready = [name for name, each in supervisors if each.member.condition is Condition.READY]
+    return tuple(ready or [name for name, each in supervisors if each.is_slow])

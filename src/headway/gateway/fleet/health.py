@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import aiohttp
 import msgspec
@@ -24,15 +24,24 @@ class _Version(msgspec.Struct):
 class Facts:
     """What a server says of itself.
 
-    `models` is its answer to `/v1/models` as it came, `model` the first one there. `max_model_len` is the tokens that
-    prompt and answer may have together, None if it does not say. `version` is vLLM's, None if it is no vLLM.
+    `models` is its answer to `/v1/models` as it came. `limits` are the models there, adapters too, each with the tokens
+    that prompt and answer may have together, None if it does not say. `version` is vLLM's, None if it is no vLLM.
     """
 
     models: bytes = b""
-    model: str = ""
-    max_model_len: int | None = None
+    limits: Mapping[str, int | None] = field(default_factory=dict)
     version: str | None = None
     is_headway: bool = False
+
+    @property
+    def model(self) -> str:
+        """The first model; empty if nothing is known."""
+        return next(iter(self.limits), "")
+
+    def takes(self, model: str, tokens: int) -> bool:
+        """Whether the server has the model, and room in its context for so many tokens."""
+        limit = self.limits.get(model)
+        return model in self.limits and (limit is None or tokens <= limit)
 
     @property
     def is_vllm(self) -> bool:
@@ -85,7 +94,9 @@ async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float)
     path = "/v1/models"
     try:
         status, models = await _get(session, api_url(url, "models"), timeout_s)
-        card = msgspec.json.decode(models, type=ModelList).data[0]
+        cards = msgspec.json.decode(models, type=ModelList).data
+        if not cards:
+            return f"{path} answered HTTP {status}, and with no model"
         path = "/metrics"
         metrics = await _optional(session, f"{root_of(url)}/metrics", timeout_s)
         path = "/version"
@@ -94,12 +105,11 @@ async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float)
         return f"no answer to {path} within {timeout_s:g} s"
     except (aiohttp.ClientError, OSError) as error:
         return f"{path}: {type(error).__name__}: {error}"
-    except (*NOT_AS_EXPECTED, IndexError):
+    except NOT_AS_EXPECTED:
         return f"/v1/models answered HTTP {status}, and not with a list of models: {models[:80]!r}"
     return Facts(
         models=models,
-        model=card.id,
-        max_model_len=card.max_model_len,
+        limits={card.id: card.max_model_len for card in cards},
         version=_version(version),
         is_headway=b"\nheadway_" in metrics,
     )

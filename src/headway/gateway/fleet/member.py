@@ -79,6 +79,8 @@ class Member:
     restarts: int = 0
     process: LaunchedServer | None = None
     facts: Facts = NO_FACTS
+    last_facts: Facts = NO_FACTS
+    """What it said before it was lost, if it is."""
     loss: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when it is lost; another one for its next life."""
 

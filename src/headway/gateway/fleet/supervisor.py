@@ -281,7 +281,8 @@ class Supervisor:
         if isinstance(facts, str):
             self._is_changed = self._is_changed or changed
             return facts
-        self.member.facts = replace(facts, is_headway=facts.is_headway or self.member.launch is not None)
+        facts = replace(facts, is_headway=facts.is_headway or self.member.launch is not None)
+        self.member.facts = self.member.last_facts = facts
         return None
 
     def _is_well(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import signal
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -19,7 +20,7 @@ import numpy as np
 from headway.gateway.http.api import APIS
 from headway.gateway.http.asgi_client import Headers
 from headway.gateway.http.refusal import GatewayError
-from headway.gateway.request.generation_request import GenerationRequest, count_sequences, read_request
+from headway.gateway.request.generation_request import GenerationRequest, Outline, outline_of, read_request
 from headway.with_parent import signal_with_parent
 
 T = TypeVar("T")
@@ -45,9 +46,11 @@ class BodyReader:
     ) -> GenerationRequest:
         """Return `read_request(path, headers, body, **options)`, and raise what that raises.
 
-        Also raises GatewayError (503) if the process ends before it has answered.
+        A byte order mark before the body is no part of it. Also raises GatewayError (503) if the process ends before it
+        has answered.
         """
         options["key_tenant"] = key_tenant
+        body = body.removeprefix(BOM_UTF8)
         if _is_small(body):
             return read_request(path, headers, body, **options)
         request, places = await self._apart(key_tenant, _read, path, list(headers), body, options)
@@ -56,12 +59,11 @@ class BodyReader:
         request.fields = {name: msgspec.Raw(view[start:end]) for name, (start, end) in places.items()}
         return request
 
-    async def count(self, body: bytes, *, key_tenant: str = "", names_tenants: bool = True) -> int:
-        """Return `count_sequences(body)`, and raise what that raises. Raises GatewayError (503) as `read` does."""
-        if body.startswith(b"--"):
-            return 1  # a form, with sound in it
-        count = partial(count_sequences, names_tenants=names_tenants)
-        return count(body) if _is_small(body) else await self._apart(key_tenant, count, body)
+    async def outline(self, body: bytes, *, key_tenant: str = "", names_tenants: bool = True) -> Outline:
+        """Return `outline_of(body)`, and raise what that raises. Raises GatewayError (503) as `read` does."""
+        outline = partial(outline_of, names_tenants=names_tenants)
+        here = _is_small(body) or body.startswith(b"--")
+        return outline(body) if here else await self._apart(key_tenant, outline, body)
 
     async def _apart(self, tenant: str, function: Callable[..., T], *arguments: object) -> T:
         turn = self._turns.setdefault(tenant, asyncio.Lock())

@@ -23,7 +23,7 @@ from headway.gateway.http.asgi_client import (
 from headway.gateway.http.refusal import GatewayError, closing, no_instance, too_large
 from headway.gateway.request.admission_queue import QueuedRequest
 from headway.gateway.request.body_reader import BodyReader
-from headway.gateway.request.generation_request import checked_hints, priority_of, tenant_of
+from headway.gateway.request.generation_request import Outline, checked_hints, priority_of, tenant_of
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut, watch_client
 from headway.gateway.request.serving import InstanceLost, Serving
 from headway.http_client import NO_ANSWER, named
@@ -47,6 +47,7 @@ _TO_ALL = frozenset({
 _ADAPTERS = "/adapters"
 """Adapters as SageMaker has them: POST, and DELETE of a name under it."""
 _FIRST_ERROR = 400
+_NOTHING_SAID = Outline(model="", sequences=1)
 _ANSWERS = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
 
 
@@ -71,15 +72,17 @@ class PassThrough:
         upload = _Upload(scope["headers"], receive, interrupt, serving.options.max_body_bytes)
         serving.running.add(interrupt)
         admission: QueuedRequest | None = None
+        outline = _NOTHING_SAID
         try:
-            if _is_computed(scope):
+            if _is_computed(scope) or (scope["method"] == "POST" and serving.fleet.is_mixed):
                 # A client may leave while its request is queued, which is seen once its whole body has come.
                 named = serving.options.names_tenants
                 body = await upload.hold()
-                counting = self.bodies.count(body, key_tenant=key_tenant, names_tenants=named)
-                sequences = await interrupt.wait(counting)
-                admission = await self._enter(scope, key_tenant, interrupt, sequences)
-            await self._ask(scope, upload, client, interrupt, 1 if admission is None else admission.sequences)
+                outlining = self.bodies.outline(body, key_tenant=key_tenant, names_tenants=named)
+                outline = await interrupt.wait(outlining)
+            if _is_computed(scope):
+                admission = await self._enter(scope, key_tenant, interrupt, outline.sequences)
+            await self._ask(scope, upload, client, interrupt, outline)
         except WaitCut as cut:
             if cut.reason is Cut.GONE or client.began:
                 raise ClientGone from None
@@ -104,20 +107,20 @@ class PassThrough:
         return admission
 
     async def _ask(
-        self, scope: Scope, upload: _Upload, client: Client, interrupt: Interrupt, sequences: int
+        self, scope: Scope, upload: _Upload, client: Client, interrupt: Interrupt, outline: Outline
     ) -> None:
         """Send it to an instance. Raises WaitCut where that is cut short, but for the instance's loss."""
-        serving, member = self.serving, self._member(response_of_path(scope["path"]))
+        serving, member = self.serving, self._member(response_of_path(scope["path"]), outline.model)
         try:
-            with serving.at(member, sequences, interrupt):
+            with serving.at(member, outline.sequences, interrupt):
                 await self._pass(scope, upload, client, member, interrupt)
             member.served += 1
         except (*NO_ANSWER, InstanceLost) as error:
             raise self._broken(upload, client, member, str(error)) from None
 
-    def _member(self, response_id: str | None) -> Member:
-        """The instance that has the response which is asked for, else the next in turn."""
-        names = self.serving.where(response_id)
+    def _member(self, response_id: str | None, model: str) -> Member:
+        """The instance that has the response which is asked for, else the next in turn of those with the model."""
+        names = self.serving.where(response_id, model)
         self._turn += 1
         return self.serving.fleet.member(names[self._turn % len(names)])
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -38,22 +39,55 @@ _BLOCKS_READ_BYTES = 2**21
 """So much of a field is looked at for the names of blocks, which end before."""
 
 
+_WORDS = dict.fromkeys(("1", "on", "t", "true", "y", "yes"), True)
+_WORDS |= dict.fromkeys(("0", "off", "f", "false", "n", "no"), False)
+"""Texts that vLLM's models (pydantic's lax mode) read as true or false, in any case."""
+
+
+def _lax_bool(value: object) -> bool | None:
+    if isinstance(value, str):
+        return _WORDS.get(value.lower())
+    return value == 1 if isinstance(value, int | float) and value in (0, 1) else None
+
+
+def _lax_number(value: object) -> int | None:
+    """Also 16.0, "16", " 16.0 " and true."""
+    try:
+        number = int(value) if isinstance(value, str | int) else None
+    except ValueError:
+        number = None
+    if number is None and isinstance(value, str | float):
+        with suppress(ValueError):
+            number = int(float(value)) if float(value).is_integer() else None
+    return number if number is not None and -(2**63) <= number < 2**63 else None
+
+
 class _Kind(Generic[T]):
-    """What a field may be, apart from null; not `strict`: or what vLLM too reads as that, as 16.0 or "16" for 16.
+    """What a field may be, apart from null. `lax` reads values of other types as vLLM does; None: it does not.
 
     Decoders are made once: making one costs more than using it.
     """
 
-    def __init__(self, kind: Any, accepted: str, *, strict: bool = True) -> None:
-        decoder = msgspec.json.Decoder(kind | None, strict=strict)
-        self.decode: Callable[[msgspec.Raw], T | None] = decoder.decode
+    def __init__(self, kind: Any, accepted: str, lax: Callable[[object], T | None] | None = None) -> None:
+        self._strict: Callable[[msgspec.Raw], T | None] = msgspec.json.Decoder(kind | None).decode
+        self._lax = lax
         self.accepted = accepted
+
+    def decode(self, raw: msgspec.Raw) -> T | None:
+        """The value; None for null. Raises what `UNREADABLE` names for another one."""
+        try:
+            return self._strict(raw)
+        except msgspec.ValidationError:
+            found = None if self._lax is None else self._lax(msgspec.json.decode(raw))
+            if found is None:
+                raise
+            return found
 
 
 _NUMBER: _Kind[int] = _Kind(
-    Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)], "a whole number of 64 bits", strict=False
+    Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)], "a whole number of 64 bits", _lax_number
 )
-_YES_OR_NO: _Kind[bool] = _Kind(bool, "true or false")
+_YES_OR_NO: _Kind[bool] = _Kind(bool, "true or false", _lax_bool)
 _TEXT: _Kind[str] = _Kind(str, "a text")
 _OBJECT: _Kind[dict[str, Any]] = _Kind(dict[str, Any], "an object")
 _FIELDS: _Kind[Fields] = _Kind(Fields, "an object")
@@ -61,12 +95,14 @@ _FIELDS: _Kind[Fields] = _Kind(Fields, "an object")
 _ATTRIBUTION = re.compile(rb'"x-anthropic-billing-header[^"]*')
 """A text of Claude Code's with a hash of each request's own, which vLLM leaves out of the prompt."""
 
+_FORM_MODEL = re.compile(rb'name="?model"?\r\n\r\n([^\r\n]{1,256})\r\n')
+
 whole_number = _NUMBER.decode
 """Of a field that an instance has accepted."""
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_parts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.encode
-_TRUE, _FALSE, _NULL = msgspec.Raw(b"true"), msgspec.Raw(b"false"), msgspec.Raw(b"null")
+_TRUE, _NULL = msgspec.Raw(b"true"), msgspec.Raw(b"null")
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """What decoding raises, of a field too: of those that are kept as they came only the outline has been read."""
 
@@ -75,16 +111,17 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 class GenerationRequest:
     """What a client wants, in one of the APIs. `max_tokens` is None where it sets no limit.
 
-    `answers` is how many answers it gets (prompts times `n`), each of which is a sequence of the engine.
-    `prompt_tokens` is a guess unless the prompt came as token ids. `path` is the path with its query. `previous_id`
-    names the response that it goes on from. `tenant` is a label; `share` is the tenant that limits and schedulers know,
-    empty where clients name themselves and none is believed. `wants_ids` and `wants_usage`: whether the client itself
-    asked for token ids, and for a last event with the token counts.
+    `model` is empty where it names none. `answers` is how many answers it gets (prompts times `n`), each of which is
+    a sequence of the engine. `prompt_tokens` is a guess unless the prompt came as token ids. `path` is the path with
+    its query. `previous_id` names the response that it goes on from. `tenant` is a label; `share` is the tenant that
+    limits and schedulers know, empty where clients name themselves and none is believed. `wants_ids` and `wants_usage`:
+    whether the client itself asked for token ids, and for a last event with the token counts.
     """
 
     path: str
     api: Api
     fields: Fields
+    model: str
     stream: bool
     answers: int
     prompt_tokens: int
@@ -101,6 +138,11 @@ class GenerationRequest:
     xargs: dict[str, Any]
 
     @property
+    def context_tokens(self) -> int:
+        """Tokens of prompt and answer together, as far as they are known."""
+        return self.prompt_tokens + (self.max_tokens or 0)
+
+    @property
     def chat(self) -> bool:
         """Whether its answer is a chat completion."""
         return self.api is CHAT
@@ -108,7 +150,7 @@ class GenerationRequest:
     @property
     def is_stored(self) -> bool:
         """Whether the instance that answers it keeps its response, for others to go on from."""
-        return self.api is RESPONSES and self.fields.get("store") != _FALSE
+        return self.api is RESPONSES and _value(self.fields, "store", _YES_OR_NO) is not False
 
     @property
     def one_answer(self) -> bool:
@@ -187,7 +229,7 @@ def read_request(
         prompts, prompt_tokens = _prompts(fields)
     else:
         prompts, prompt_tokens = 1, sum(_guess(fields.get(name)) for name in api.prompt)
-    options = _value(fields, "stream_options", _OBJECT) or {}
+    options = _value(fields, "stream_options", _FIELDS) or {}
     limits = (_value(fields, name, _NUMBER) for name in api.limits)
     tenant = tenant_of(hints.tenant, key_tenant)
     xargs.pop(TENANT, None)
@@ -195,6 +237,7 @@ def read_request(
         path=path,
         api=api,
         fields=fields,
+        model=_value(fields, "model", _TEXT) or "",
         stream=_value(fields, "stream", _YES_OR_NO) or False,
         answers=prompts * max(1, _value(fields, "n", _NUMBER) or 1) if api.several else 1,
         prompt_tokens=prompt_tokens,
@@ -207,18 +250,28 @@ def read_request(
         priority=priority_of(hints.priority, key_tenant),
         may_move=hints.may_move,
         wants_ids=_value(fields, "return_token_ids", _YES_OR_NO) or False,
-        wants_usage=bool(options.get("include_usage")),
+        wants_usage=_value(options, "include_usage", _YES_OR_NO) or False,
         xargs=xargs,
     )
 
 
-def count_sequences(body: bytes, *, names_tenants: bool = True) -> int:
-    """Sequences that a body asks for on a path without an `Api`, such as /invocations or /v1/chat/completions/batch.
+class Outline(NamedTuple):
+    """What a body on a path without an `Api` asks for: the model that it names, if any, and how many sequences."""
 
-    These are its prompts, or its conversations, times `n`, which may stand among `sampling_params`. A body that is no
-    JSON object counts as one. Raises GatewayError (400) for an `n` that is no number, and unless `names_tenants` for a
-    tenant that is named in the body, which goes on as it is.
+    model: str
+    sequences: int
+
+
+def outline_of(body: bytes, *, names_tenants: bool = True) -> Outline:
+    """The outline of a body, as of /invocations or /v1/chat/completions/batch.
+
+    Sequences are its prompts, or its conversations, times `n`, which may stand among `sampling_params`. A body that is
+    no JSON object counts as one. Raises GatewayError (400) for an `n` that is no number, a model that is no text, and
+    unless `names_tenants` for a tenant that is named in the body, which goes on as it is.
     """
+    if body.startswith(b"--"):  # a form, with sound in it
+        named = _FORM_MODEL.search(body)
+        return Outline(named[1].decode(errors="replace") if named else "", 1)
     fields = _fields_as_in_python(body)
     nested = _value(fields, "sampling_params", _FIELDS) or {}
     for name, each in (("vllm_xargs", fields), ("vllm_xargs", nested), ("extra_args", nested)):
@@ -228,7 +281,7 @@ def count_sequences(body: bytes, *, names_tenants: bool = True) -> int:
             )
     answers = max(1, *(_value(each, "n", _NUMBER) or 1 for each in (fields, nested)))
     conversations, _ = _prompts_in(bytes(fields.get("messages", b"")))
-    return max(_prompts(fields)[0], conversations) * answers
+    return Outline(_value(fields, "model", _TEXT) or "", max(_prompts(fields)[0], conversations) * answers)
 
 
 def _fields_as_in_python(body: bytes) -> Fields:

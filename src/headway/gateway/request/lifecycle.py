@@ -94,9 +94,11 @@ class RequestLifecycle:
     rejected: bool = False
     _admission: QueuedRequest | None = None
     _timer: asyncio.TimerHandle | None = None
+    _comments: asyncio.Task[None] | None = None
     _events: Events | None = None
     _attempt: Attempt = field(init=False)
     _continuation: Continuation | None = None
+    _context_limit: int | None = None
     _transfer: msgspec.Raw | None = None
     _may_move: bool = True
     _started: bool = False
@@ -104,6 +106,7 @@ class RequestLifecycle:
     _fell: int = 0
 
     def __post_init__(self) -> None:
+        self.client.named_events = self.request.api.named_events
         self._attempt = Attempt(self.serving.session, self.client, self.interrupt, self._tokens)
 
     async def run(self) -> tuple[Outcome, str]:
@@ -126,7 +129,7 @@ class RequestLifecycle:
                 continue
             self._tell_fleet(name, ending)
             self._fell += ending.fell
-            if transferred and not self.client.began:
+            if transferred and not self._attempt.begun:
                 # The transfer may be what failed, so this was no try: the next instance computes the prompt.
                 self._prefill_ended(Prefill.FAILED)
                 name = self._route(tried)
@@ -135,7 +138,7 @@ class RequestLifecycle:
             await self.client.end_event()
             if self._has_all_tokens():
                 return await self._finish()
-            name = await (self._resume if self.client.began else self._retry)(tried, ending)
+            name = await (self._resume if self._attempt.begun else self._retry)(tried, ending)
             if not name:
                 return Outcome.FAILED, ending.reason
 
@@ -146,10 +149,20 @@ class RequestLifecycle:
             raise closing()
         self._names()
         self._timer = serving.start_age_timer(interrupt)
+        if request.stream and serving.options.sse_keep_alive_s is not None:
+            self._comments = asyncio.create_task(self._keep_alive(serving.options.sse_keep_alive_s))
         priority = self.job.priority
         self._admission = await serving.queue.enter(request.share, priority, interrupt, request.answers)
         if not self.request.stream:
             self._no_longer_waits()
+
+    async def _keep_alive(self, every_s: float) -> None:
+        """Send a comment each time that a stream has been silent for so long, up to its first token."""
+        while True:
+            await asyncio.sleep(every_s)
+            if self._attempt.begun or self.client.ended:
+                return
+            await self.client.keep_alive()
 
     # ---- the prompt, at a prefill instance ------------------------------------------------------------------------
 
@@ -159,7 +172,7 @@ class RequestLifecycle:
         Raises GatewayError (429) if a policy ended it there, WaitCut as every wait.
         """
         serving = self.serving
-        names = for_prompts(serving.fleet.names()) if has_prompt_stage(self.request) else ()
+        names = for_prompts(self._all_names()) if has_prompt_stage(self.request) else ()
         if not names:
             self._prefill_ended(Prefill.NONE)
             return
@@ -192,7 +205,12 @@ class RequestLifecycle:
     # ---- where to -------------------------------------------------------------------------------------------------
 
     def _names(self) -> Sequence[str]:
-        return self.serving.where(self.request.previous_id)
+        request = self.request if self._continuation is None else self._continuation.rest()
+        return self.serving.where(request.previous_id, request.model, request.context_tokens)
+
+    def _all_names(self) -> Sequence[str]:
+        """The instances that have the model, those for prompts alone too."""
+        return self.serving.fleet.names(self.request.model, self.request.prompt_tokens)
 
     def _route(self, avoided: Sequence[str]) -> str:
         serving, names = self.serving, self._names()
@@ -230,12 +248,13 @@ class RequestLifecycle:
     async def _retry(self, tried: list[str], ending: Ending) -> str:
         """Another instance for a request of which nothing has come; empty if the client got the instance's error."""
         serving = self.serving
-        untried = [name for name in serving.able(self.request.previous_id) if name not in tried]
+        untried = [
+            name for name in serving.able(self.request.previous_id, self.request.model) if name not in tried
+        ]
         if self._has_tried_enough(tried) or (ending.fault is not None and not untried):
             if ending.fault is None or message_of(ending.fault.body) is None:
                 raise GatewayError(502, "bad_instance", f"no instance answered it ({ending.reason})")
-            await self.client.begin(ending.fault.status, ending.fault.headers)
-            await self.client.end(ending.fault.body)
+            await self.client.answer(ending.fault.status, ending.fault.headers, ending.fault.body)
             return ""
         if not untried:
             await self.interrupt.wait(asyncio.sleep(_FIRST_PAUSE_S * 2 ** len(tried)))
@@ -278,7 +297,7 @@ class RequestLifecycle:
 
     def _has_all_tokens(self) -> bool:
         events = self._events
-        if events is None or not self.client.began:
+        if events is None or not self._attempt.begun:
             return False
         return events.done or (events.finished and self.request.one_answer)
 
@@ -300,8 +319,7 @@ class RequestLifecycle:
         await self.client.end(error_event(reason, "interrupted", named=self.request.api.named_events))
 
     def _continue_from(self, events: Events) -> Continuation | str:
-        context = self.serving.fleet.facts.max_model_len
-        return continue_from(self.request, events, self._attempt.first_events, context)
+        return continue_from(self.request, events, self._attempt.first_events, self._context_limit)
 
     # ---- one attempt ----------------------------------------------------------------------------------------------
 
@@ -335,6 +353,7 @@ class RequestLifecycle:
             request = rest.rest()
             left = replace(left, ttft_s=request.slo.ttft_s)
         else:
+            self._context_limit = member.facts.limits.get(request.model or member.facts.model)
             may_move = self._may_move and self.job.may_move and serving.router.hands_off
             if self._transfer is not None:
                 request = with_transfer(request, self._transfer)
@@ -417,7 +436,7 @@ class RequestLifecycle:
         if cut is Cut.GONE:
             return Outcome.CANCELLED, "the client left"
         refusal = self.serving.too_old() if cut is Cut.TOO_OLD else closing()
-        if not self.client.began:
+        if not self._attempt.begun:
             await self.refuse(refusal)
             return refusal.outcome, refusal.message
         await self.give_up(refusal.message)
@@ -437,6 +456,8 @@ class RequestLifecycle:
 
     def close(self) -> None:
         """Whatever became of it, it is nowhere any longer."""
+        if self._comments is not None:
+            self._comments.cancel()
         if self._timer is not None:
             self._timer.cancel()
         if self._routed:

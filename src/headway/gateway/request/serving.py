@@ -189,25 +189,31 @@ class Serving:
             return names
         return [name for name in names if self.fleet.member(name).in_flight + sequences <= limit] or names
 
-    def able(self, response_id: str | None) -> Sequence[str]:
-        """The instances that may be asked for what builds upon a response: the one that has it, if that is known."""
-        names = self._answering()
+    def able(self, response_id: str | None, model: str, tokens: int = 0) -> Sequence[str]:
+        """The instances that may be asked: of those that have the model (see `Fleet.names`), the one with the response.
+
+        Where no model is named, the first instance's first one is meant, as a single server means its own.
+        """
+        names = self._answering(model or self.fleet.facts.model, tokens)
         home = None if response_id is None else self.stored.place_of(response_id)
         if home is None or all(member.name != home for member in self.fleet.members):
             return names
         return [name for name in names if name == home]
 
-    def where(self, response_id: str | None) -> Sequence[str]:
-        """The instances that may be asked, or the one with a stored response. Raises GatewayError (503) without any."""
-        names = self.able(response_id)
-        if not names:
-            others = self.fleet.names()
-            raise no_instance("the instance that has the response is not ready") if others else no_instance()
-        return names
+    def where(self, response_id: str | None, model: str, tokens: int = 0) -> Sequence[str]:
+        """The instances that may be asked: see `able`. Raises GatewayError (503) without any."""
+        names = self.able(response_id, model, tokens)
+        if names:
+            return names
+        if not self.fleet.names():
+            raise no_instance()
+        if self.able(None, model):
+            raise no_instance("the instance that has the response is not ready")
+        raise no_instance(f"no instance with the model {model[:80]!r} is ready")
 
-    def _answering(self) -> Sequence[str]:
+    def _answering(self, model: str = "", tokens: int = 0) -> Sequence[str]:
         """The instances that may be asked for answers: not those for prompts alone, as long as there are others."""
-        names = self.fleet.names()
+        names = self.fleet.names(model, tokens)
         return for_answers(names) if isinstance(self.router, PrefillDecode) else names
 
     def _places(self) -> int | None:
