@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headway.engine.servers.generation_config import NO_LIMIT
 from headway.gateway.request.generation_request import GenerationRequest, read_request
 from headway.gateway.request.resume import resumable
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, gateway
@@ -203,7 +204,7 @@ async def test_who_does_not_offer_text_of_tokens_goes_on_from_all_of_them() -> N
 
 @pytest.mark.parametrize("least", [20, "20"])
 async def test_sampled_and_forced_lengths_are_carried_on(least: int | str) -> None:
-    fields = {"temperature": 0.7, "min_tokens": least, "ignore_eos": True, "stop": ["#"], "seed": 3}
+    fields = {"temperature": 0.7, "min_tokens": least, "ignore_eos": True, "stop": ["#"]}
     async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
         breaking(first, 6)
         await front.post(streamed("completion", **fields), PATHS["completion"])
@@ -214,14 +215,26 @@ async def test_sampled_and_forced_lengths_are_carried_on(least: int | str) -> No
         }
 
 
-async def test_a_chat_without_a_limit_may_use_what_the_context_holds() -> None:
+@pytest.mark.parametrize("limit", [20, NO_LIMIT])
+async def test_a_chat_without_a_limit_keeps_to_its_models(limit: int) -> None:
     async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        front.fleet.member("a").answer_limit = limit
         breaking(first, 7)
         body = streamed("chat")
         del body["max_tokens"]
         await front.post(body, PATHS["chat"])
         (rest,) = second.bodies
-        assert rest["max_tokens"] == 400 - len(rest["prompt"])
+        sent = len(rest["prompt"]) - len(first.turns[0].prompt)
+        assert rest["max_tokens"] == min(limit - sent, 400 - len(rest["prompt"]))
+
+
+async def test_a_chat_whose_limit_is_not_known_does_not_go_on() -> None:
+    async with upstream("a") as first, upstream("b") as second, gateway(first, second) as front:
+        body = streamed("chat")
+        del body["max_tokens"]
+        answer = await broken(front, first, body, PATHS["chat"])
+        assert "generation_config.json is not known" in answer.events[-1]["error"]["message"]
+        assert not second.turns
 
 
 async def test_a_client_that_asked_for_ids_keeps_getting_them() -> None:
@@ -386,6 +399,10 @@ def an_ask(**fields: Any) -> GenerationRequest:
         ({"tools": []}, True),
         ({"tools": [{"type": "function"}]}, False),
         ({"tool_choice": "none"}, True),
+        ({"tools": [{"type": "function"}], "tool_choice": "none"}, True),
+        ({"tools": [{"type": "function"}], "tool_choice": "none", "logprobs": 1}, False),
+        ({"seed": 3}, False),
+        ({"seed": 3, "temperature": 0}, True),
         ({"repetition_penalty": 1.3, "logit_bias": {"3": 1.0}, "top_k": 4}, True),
     ],
 )

@@ -72,7 +72,8 @@ def members(site: Site) -> list[Member]:
         if place.url is not None:
             return Member(place.name, place.pool, place.url)
         assert site.local is not None
-        return Member(place.name, place.pool, launch=partial(_launch, site.local, index))
+        launch = partial(_launch, site.local, index)
+        return Member(place.name, place.pool, launch=launch, answer_limit=site.local.answer_limit)
 
     return [member(index, place) for index, place in enumerate(site.layout.places)]
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from headway.engine.machine import host_memory_bytes, is_cpu_build
+from headway.engine.servers.generation_config import answer_limit
 from headway.engine.servers.server_command import (
     CPU_KV_CACHE_BYTES,
     KV_CACHE_FLAG,
@@ -239,7 +240,7 @@ class LocalInstances:
     """Starts the instances of a plan, each on devices of its own and on a port that is free then.
 
     `index` is an instance's place among all, and stays when it is started again under another name. `first_port` is
-    where the search for ports begins. With `api_key` they ask for that key.
+    where the search for ports begins. With `api_key` they ask for that key. `answer_limit`: see `generation_config`.
     """
 
     def __init__(
@@ -252,6 +253,7 @@ class LocalInstances:
         api_key: str | None = None,
     ) -> None:
         self.binding = binding
+        self.answer_limit = answer_limit(plan.model, plan.vllm_flags)
         self._key = {} if api_key is None else {KEY_VARIABLE: api_key}
         self._plan = plan
         self._first_port = first_port

@@ -78,6 +78,8 @@ class Member:
     failures: int = 0
     restarts: int = 0
     process: LaunchedServer | None = None
+    answer_limit: int | None = None
+    """Tokens that its model lets an answer have where a request sets no limit; None: not known."""
     facts: Facts = NO_FACTS
     last_facts: Facts = NO_FACTS
     """What it said before it was lost, if it is."""

@@ -138,11 +138,13 @@ class PassedEvents(Events):
     """The first instance's events, as they are but for token ids that the client did not ask for (`hide_ids`).
 
     `with_ids`: the instance was asked for token ids. Several answers may share the stream: the first that a policy
-    ends halts all of them. O(bytes); events are decoded only where a few bytes of them say that they may be special.
+    ends halts all of them. `note` is told of each event that passes. O(bytes); without it events are decoded only
+    where a few bytes of them say that they may be special.
     """
 
     with_ids: bool = False
     hide_ids: bool = False
+    note: Callable[[dict[str, Any]], None] | None = None
 
     def take(self, data: bytes) -> bytes:
         """See `Events`."""
@@ -163,6 +165,9 @@ class PassedEvents(Events):
             self.counted = True
         if b"[DONE]" in data and _END_MARK.search(data):
             self.done = True
+        if self.note is not None:
+            for found in filter(None, map(payload, data.split(b"\n"))):
+                self.note(read_event(found))
         return data
 
     def begins(self, data: bytes) -> bool:

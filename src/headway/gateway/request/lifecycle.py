@@ -29,6 +29,7 @@ from headway.gateway.request.attempt import Attempt, Call, End, Ending
 from headway.gateway.request.generation_request import GenerationRequest
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.request.prefill import has_prompt_stage, prompt_alone, read_transfer, with_transfer
+from headway.gateway.request.repeat import RepeatedEvents, Transcript, repeatable
 from headway.gateway.request.resume import (
     Continuation,
     ResumedEvents,
@@ -98,7 +99,10 @@ class RequestLifecycle:
     _events: Events | None = None
     _attempt: Attempt = field(init=False)
     _continuation: Continuation | None = None
+    _transcript: Transcript | None = None
+    _repeats: bool = False
     _context_limit: int | None = None
+    _answer_limit: int | None = None
     _transfer: msgspec.Raw | None = None
     _may_move: bool = True
     _started: bool = False
@@ -290,16 +294,21 @@ class RequestLifecycle:
         if self._has_tried_enough(tried):
             return f"it broke {len(tried)} times"
         found = self._continue_from(events)
-        if isinstance(found, str):
-            return found
-        self._continuation = found
-        return ""
+        if not isinstance(found, str):
+            self._continuation = found
+            return ""
+        self._repeats = self._transcript is not None
+        return "" if self._repeats else found
 
     def _has_all_tokens(self) -> bool:
         events = self._events
         if events is None or not self._attempt.begun:
             return False
-        return events.done or (events.finished and self.request.one_answer)
+        if events.done or not (events.finished and self.request.one_answer):
+            return events.done
+        counted = events.counted or not self.request.wants_usage
+        # Token counts that are missing are counted from token ids, or come when the answer is made again.
+        return counted or self._transcript is None or not isinstance(self._continue_from(events), str)
 
     async def _finish(self) -> tuple[Outcome, str]:
         """All of its tokens have come, and no more than usage and end mark may be missing."""
@@ -319,7 +328,8 @@ class RequestLifecycle:
         await self.client.end(error_event(reason, "interrupted", named=self.request.api.named_events))
 
     def _continue_from(self, events: Events) -> Continuation | str:
-        return continue_from(self.request, events, self._attempt.first_events, self._context_limit)
+        limits = self._context_limit, self._answer_limit
+        return continue_from(self.request, events, self._attempt.first_events, *limits)
 
     # ---- one attempt ----------------------------------------------------------------------------------------------
 
@@ -348,9 +358,13 @@ class RequestLifecycle:
             serving.stored.keep(self.request.request_id, member.name, self.request.share)
         await self._drop_half_a_character(member)
         ids = member.facts.is_vllm and serving.options.resume and resumable(self.request)
+        if not self._attempt.begun:
+            self._answer_limit = member.answer_limit
+            kept = serving.options.resume and repeatable(self.request) and (self.request.chat or not ids)
+            self._transcript = Transcript() if kept else None
         request, left, rest, may_move = self.request, self._left(), self._continuation, False
-        if rest is not None:
-            request = rest.rest()
+        if rest is not None or self._repeats:
+            request = request if rest is None else rest.rest()
             left = replace(left, ttft_s=request.slo.ttft_s)
         else:
             self._context_limit = member.facts.limits.get(request.model or member.facts.model)
@@ -386,7 +400,12 @@ class RequestLifecycle:
         if self.request.api.named_events:
             left = unserved if member.facts.is_headway else None
             return NamedEvents(left=left), partial(named_whole, left=left)
-        return PassedEvents(with_ids=ids, hide_ids=not self.request.wants_ids), whole_of
+        if self._repeats:
+            assert self._transcript is not None
+            assert self._events is not None
+            return RepeatedEvents(transcript=self._transcript, tokens_before=self._events.tokens), whole_of
+        note = None if self._transcript is None else self._transcript.note
+        return PassedEvents(with_ids=ids, hide_ids=not self.request.wants_ids, note=note), whole_of
 
     def _call(
         self, member: Member, request: GenerationRequest, hints: dict[str, Any] | None, *, ids: bool = False

@@ -12,6 +12,7 @@ from headway.errors import UpstreamError
 from headway.gateway.http.api import COMPLETIONS
 from headway.gateway.http.events import DONE, Events, halt_of, is_end_mark, payload, read_event
 from headway.gateway.request.generation_request import UNREADABLE, GenerationRequest, whole_number
+from headway.gateway.request.repeat import is_greedy, is_seeded
 from headway.http_client import FIRST_SERVER_FAULT, NO_ANSWER, NOT_AS_EXPECTED, named, root_of
 
 KEPT = frozenset({
@@ -27,6 +28,9 @@ _PROMPT = frozenset({
 })  # fmt: skip
 """Fields that say what the prompt is: its token ids stand for them."""
 
+_TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
+"""Fields that are a part of the prompt, and no more, where no tool may be called."""
+_NONE = msgspec.Raw(b'"none"')
 _COUNTED = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
 _OURS = frozenset({"return_token_ids", "n"})
 _NO_EFFECT = (b"null", b"false", b"0", b"0.0", b'""', b"[]", b"{}", b'"none"', b'{"type":"text"}')
@@ -51,11 +55,16 @@ def resumable(request: GenerationRequest) -> bool:
     """Whether the rest of its stream can be asked for by token ids, and be what it would have been.
 
     Not so with several answers, or a field whose effect reaches over the break: penalties that count only the
-    answer, stop texts of two characters and more, log probabilities, tools, structured output, and any field that
-    is not known here. Sampled answers go on, as another sample would.
+    answer, stop texts of two characters and more, log probabilities, tools that may be called, structured output, and
+    any field that is not known here. Sampled answers go on, as another sample would, unless a seed asks for one sample.
     """
     if not (request.stream and request.one_answer) or request.api.named_events:
         return False
+    if is_seeded(request) and not is_greedy(request):
+        return False
+    if request.fields.get("tool_choice") == _NONE:
+        fields = {name: raw for name, raw in request.fields.items() if name not in _TOOLS}
+        return all(_keeps_its_sense(name, raw) for name, raw in fields.items())
     return all(_keeps_its_sense(name, raw) for name, raw in request.fields.items())
 
 
@@ -110,6 +119,7 @@ class Continuation:
     prompt_ids: bytes
     sent_ids: bytes
     max_model_len: int | None
+    answer_limit: int | None
 
     @property
     def sent(self) -> int:
@@ -127,6 +137,8 @@ class Continuation:
         limits = []
         if self.request.max_tokens is not None:
             limits.append(self.request.max_tokens - self.sent)
+        elif self.answer_limit is not None:
+            limits.append(self.answer_limit - self.sent)
         if self.max_model_len is not None:
             limits.append(self.max_model_len - self.prompt_tokens - self.sent)
         return min(limits) if limits else None
@@ -199,9 +211,16 @@ class Continuation:
 
 
 def continue_from(
-    request: GenerationRequest, events: Events, first_events: bytes, max_model_len: int | None
+    request: GenerationRequest,
+    events: Events,
+    first_events: bytes,
+    max_model_len: int | None,
+    answer_limit: int | None,
 ) -> Continuation | str:
-    """How a broken stream goes on; or why it cannot, for people."""
+    """How a broken stream goes on; or why it cannot, for people.
+
+    `answer_limit` is what its model lets an answer have where the request sets no limit; None: that is not known.
+    """
     if not events.prompt_ids:
         return "its tokens are not known"
     if not resumable(request):
@@ -210,6 +229,8 @@ def continue_from(
         return "its prompt is more than text"
     if events.parsed:
         return "its text is made by a parser"
+    if request.max_tokens is None and answer_limit is None:
+        return "it sets no max_tokens, and the limit in its model's generation_config.json is not known"
     head = _head(first_events)
     if head is None:
         return "its first event cannot be read"
@@ -219,6 +240,7 @@ def continue_from(
         prompt_ids=events.prompt_ids,
         sent_ids=bytes(events.sent_ids),
         max_model_len=max_model_len,
+        answer_limit=answer_limit,
     )
     if found.left is None:
         return "how long it may get is not known"

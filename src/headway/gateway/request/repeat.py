@@ -1,0 +1,194 @@
+"""A stream whose instance broke is asked for again from its start, where the same words come again.
+
+Tools, structured output, log probabilities, penalties and several answers depend on what an engine or a parser has seen
+since the answer began, so token ids alone cannot continue them. A greedy or seeded request makes the same answer again:
+what the client has is compared and left out, and the rest goes on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from headway.gateway.http.events import DONE, Events, Halt, halt_of, is_end_mark, payload, read_event, refuses
+from headway.gateway.request.generation_request import UNREADABLE, GenerationRequest
+
+Key = tuple[object, ...]
+
+_DELTA_TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
+_LOGPROB_LISTS = ("content", "tokens", "token_logprobs", "top_logprobs", "text_offset")
+_INEXACT = ("token_logprobs", "top_logprobs")
+"""Figures of another computation, which differ in their last digits."""
+_HEAD = ("id", "created", "model")
+
+
+def repeatable(request: GenerationRequest) -> bool:
+    """Whether the same request makes the same answer: a stream of a completion or a chat, greedy or with a seed."""
+    if not request.stream or request.api.named_events:
+        return False
+    return is_greedy(request) or is_seeded(request)
+
+
+def is_greedy(request: GenerationRequest) -> bool:
+    """Whether the request asks for a temperature of 0, rather than for its model's default."""
+    return _number(request, "temperature") == 0
+
+
+def is_seeded(request: GenerationRequest) -> bool:
+    """Whether the request asks for one sample of all."""
+    return _number(request, "seed") is not None
+
+
+def _number(request: GenerationRequest, name: str) -> float | None:
+    try:
+        return msgspec.json.decode(request.fields.get(name, b"null"), type=float | None, strict=False)
+    except UNREADABLE:
+        return None  # the instance's to refuse
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What the client has of an answer, field by field. Costs O(bytes of text)."""
+
+    head: dict[str, Any] = field(default_factory=dict)
+    pieces: defaultdict[Key, list[Any]] = field(default_factory=lambda: defaultdict(list))
+    once: set[Key] = field(default_factory=set)
+
+    def note(self, event: dict[str, Any]) -> None:
+        """An event has gone to the client."""
+        if not self.head:
+            self.head = {name: event[name] for name in _HEAD if name in event}
+        for choice in event.get("choices") or []:
+            for key, holder, name in _growing(choice):
+                self.pieces[key].append(holder[name])
+            self.once.update(key for key, _, _ in _given_once(choice))
+        if not event.get("choices"):
+            self.once.add(("usage",))
+
+    def whole(self, key: Key) -> Any:
+        """A field so far: a text or a list."""
+        found = self.pieces[key]
+        if len(found) > 1:
+            joined = (
+                "".join(found) if isinstance(found[0], str) else [each for part in found for each in part]
+            )
+            found[:] = [joined]
+        return found[0] if found else ""
+
+
+def _growing(choice: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any], str]]:
+    """The texts and lists of a choice to which each event adds: what each is called, and where it stands."""
+    index = choice.get("index", 0)
+    delta, logprobs = choice.get("delta") or {}, choice.get("logprobs") or {}
+    places = [(choice, "text"), (choice, "token_ids"), *((delta, name) for name in _DELTA_TEXTS)]
+    for holder, name in places:
+        if isinstance(holder.get(name), str | list):
+            yield (index, name), holder, name
+    for name in _LOGPROB_LISTS:
+        if isinstance(logprobs.get(name), list):
+            yield (index, "logprobs", name), logprobs, name
+    for call in delta.get("tool_calls") or []:
+        function = call.get("function") or {}
+        if isinstance(function.get("arguments"), str):
+            yield (index, "arguments", call.get("index")), function, "arguments"
+
+
+def _given_once(choice: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any], str]]:
+    """What one event of a choice says for all."""
+    index, delta = choice.get("index", 0), choice.get("delta") or {}
+    calls = [(call, call.get("index")) for call in delta.get("tool_calls") or []]
+    places = [(choice, "finish_reason", None), (choice, "stop_reason", None), (delta, "role", None)]
+    places += [(call, name, number) for call, number in calls for name in ("id", "type")]
+    places += [(call.get("function") or {}, "name", number) for call, number in calls]
+    for holder, name, number in places:
+        if holder.get(name) is not None:
+            yield (index, name, number), holder, name
+
+
+@dataclass(slots=True, kw_only=True)
+class RepeatedEvents(Events):
+    """The events of an answer that is made again, without what the client has of it. See `events.Events`.
+
+    Where the answer comes out otherwise, `halt` says so. O(bytes).
+    """
+
+    transcript: Transcript
+    tokens_before: int
+    _seen: dict[Key, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.tokens = self.tokens_before
+
+    def take(self, data: bytes) -> bytes:
+        """See `Events`."""
+        shown = bytearray()
+        for line in self._lines.take(data).split(b"\n"):
+            if self.halt is None:
+                shown += self._line(line)
+        return bytes(shown)
+
+    def begins(self, data: bytes) -> bool:
+        """An answer that is made again has begun long ago."""
+        return True
+
+    @property
+    def rest(self) -> bytes:
+        """Nothing: what has no end is not passed on."""
+        return b""
+
+    def _line(self, line: bytes) -> bytes:
+        self.halt = halt_of(line)
+        found = payload(line)
+        if self.halt is not None or found is None:
+            self.done = self.done or is_end_mark(line)
+            return DONE if is_end_mark(line) else b""
+        if refuses(line):
+            self.refused = True
+            return line + b"\n\n"
+        event = read_event(found)
+        if not self._is_news(event) or self.halt is not None:
+            return b""
+        event |= self.transcript.head
+        self.transcript.note(event)
+        choices = event.get("choices") or []
+        self.tokens += bool(choices)
+        self.counted = self.counted or not choices
+        self.finished = self.finished or any(choice.get("finish_reason") is not None for choice in choices)
+        return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+    def _is_news(self, event: dict[str, Any]) -> bool:
+        """Whether an event holds what the client has not; all else is taken out of it."""
+        choices = event.get("choices") or []
+        news = not choices and ("usage",) not in self.transcript.once
+        for choice in choices:
+            for key, holder, name in _growing(choice):
+                news = self._is_new(key, holder, name) or news
+            for key, holder, name in list(_given_once(choice)):
+                if key in self.transcript.once:
+                    holder[name] = None
+                else:
+                    news = True
+        return news
+
+    def _is_new(self, key: Key, holder: dict[str, Any], name: str) -> bool:
+        """Take out of a field what the client has of it; whether anything is left."""
+        value, start = holder[name], self._seen.get(key, 0)
+        self._seen[key] = start + len(value)
+        known = self.transcript.whole(key)[start : start + len(value)]
+        if _exact(name, value[: len(known)]) != _exact(name, known):
+            self.halt = Halt(None, "the answer that was made again came out otherwise")
+        holder[name] = value[len(known) :]
+        return bool(holder[name])
+
+
+def _exact(name: str, value: Any) -> Any:
+    """What must be the same in both answers."""
+    if isinstance(value, str):
+        return value
+    if name in _INEXACT:
+        return len(value)
+    return [each.get("token") if isinstance(each, dict) else each for each in value]
