@@ -17,7 +17,7 @@ import pytest
 
 from headway.errors import ConfigError, UpstreamError
 from headway.gateway.fleet.fleet import Fleet
-from headway.gateway.fleet.health import NO_FACTS, health_problem, probing_session
+from headway.gateway.fleet.health import NO_FACTS, health_problem, probing_session, stopped_process
 from headway.gateway.fleet.member import Condition, LaunchedServer, Member
 from headway.gateway.fleet.supervisor import FleetOptions
 from headway.http_client import open_session
@@ -177,14 +177,28 @@ async def test_a_frozen_instance_is_lost_and_welcome_when_it_wakes(
         os.kill(pid, signal.SIGSTOP)
         await lost.wait()
         assert member.condition is Condition.LOST
-        assert [record.getMessage() for record in caplog.records[-2:]] == [
-            "0 is unwell: no answer to /health within 0.5 s",
-            "0 is lost: no answer to /health within 0.5 s",
-        ]
+        assert caplog.records[-1].getMessage() == f"0 is lost: its process {pid} is stopped"
         os.kill(pid, signal.SIGCONT)
         await until(is_(member, Condition.READY))
         assert (process_of(member).pid, member.restarts) == (pid, 0)
         assert not fleet.member("0").loss.is_set()
+
+
+async def test_a_child_of_an_instance_that_is_stopped_is_seen() -> None:
+    """An API server goes on answering for an engine that is stopped."""
+    parent = await asyncio.create_subprocess_exec(
+        "sh", "-c", "sleep 1000 & echo $!; wait", stdout=asyncio.subprocess.PIPE
+    )
+    assert parent.stdout is not None
+    child = int(await parent.stdout.readline())
+    try:
+        assert stopped_process(parent.pid) is None
+        os.kill(child, signal.SIGSTOP)
+        await until(lambda: stopped_process(parent.pid) == child)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        await parent.wait()
+    assert stopped_process(parent.pid) is None
 
 
 async def test_one_that_stays_frozen_is_launched_anew(small: Small) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from headway.engine.servers.generation_config import NO_LIMIT
 from headway.gateway.request.generation_request import GenerationRequest, read_request
 from headway.gateway.request.resume import resumable
+from tests.gateway.fleets import QUICK
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, gateway
 from tests.gateway.upstream import SPLIT, Turn, Upstream, answer_ids, prompt_ids, text_of, upstream
 
@@ -320,6 +322,30 @@ async def test_what_cannot_go_on_ends_in_a_clear_error(fields: dict[str, Any]) -
         assert "its tokens are not known" in error["message"]
         assert not second.turns
         assert "return_token_ids" not in first.bodies[0]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_a_server_that_freezes_is_left_before_its_health_is_overdue(silent: bool) -> None:
+    """Only where its streams are silent too: a slow answer to a question about its health is no end of it."""
+    options = replace(QUICK, timeout_s=60.0, silent_s=0.3)
+
+    async def act(turn: Turn) -> None:
+        await turn.begin()
+        await turn.token()
+        first.health_after_s = 3600
+        while silent or len(turn.sent) < 10:
+            await asyncio.sleep(0.1)
+            if not silent:
+                await turn.token()
+        first.health_after_s = 0
+        await turn.token(finish="length")
+        await turn.end()
+
+    async with upstream("a", act=act) as first, upstream("b") as second:
+        async with gateway(first, second, fleet_options=options) as front:
+            answer = await front.post(streamed("completion"))
+            assert len(second.turns) == silent
+            assert answer.text == text_of(IDS["completion"][: LIMIT if silent else 11])
 
 
 async def test_no_resume_is_no_resume() -> None:

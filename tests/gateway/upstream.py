@@ -58,6 +58,7 @@ class Upstream:
     version: str | None = "0.32.0"
     headway: bool = True
     sick: bool = False
+    health_after_s: float = 0.0
     delay_s: float = 0.0
     detokenize_fault: int = 0
     echoed: list[str] = field(default_factory=list)
@@ -78,6 +79,7 @@ class Upstream:
         return [turn.body for turn in self.turns]
 
     async def health(self, _request: web.Request) -> web.Response:
+        await asyncio.sleep(self.health_after_s)
         return web.Response(status=503 if self.sick else 200)
 
     async def models(self, _request: web.Request) -> web.Response:

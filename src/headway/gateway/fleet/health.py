@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -84,6 +86,22 @@ async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: fl
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return f"/health: {type(error).__name__}: {error}"
     return None if status in (_OK, 404) else f"/health answered HTTP {status}"
+
+
+def stopped_process(pid: int) -> int | None:
+    """A process under `pid`, or itself, that somebody stopped (SIGSTOP); None if there is none, or nobody can say.
+
+    An API server answers for an engine that is stopped. Reads a few files of /proc for each process and thread.
+    """
+    family = [pid]
+    for each in family:
+        process = Path(f"/proc/{each}")
+        with suppress(OSError, ValueError):
+            if process.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "T":
+                return each
+            for thread in process.joinpath("task").iterdir():
+                family += map(int, thread.joinpath("children").read_text().split())
+    return None
 
 
 async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float) -> Facts | str:

@@ -61,8 +61,9 @@ class Member:
 
     `launch` starts its process; None for one that was joined by its URL. `since_s` is when its condition began and
     `reason` why, for people; `last_loss` is why it was last lost, whatever has been tried since. `in_flight` and
-    `served` (sequences of the requests there now; requests it answered) are counted by the serving path, `failures`
-    (lost, or garbage answered) and `restarts` by the fleet.
+    `served` (sequences of the requests there now; requests it answered) are counted by the serving path, which also
+    counts its `streams` that have begun and notes when it `heard` of one last. `failures` (lost, or garbage answered)
+    and `restarts` are counted by the fleet.
     """
 
     name: str
@@ -75,6 +76,8 @@ class Member:
     last_loss: str = ""
     in_flight: int = 0
     served: int = 0
+    streams: int = 0
+    heard_s: float = 0.0
     failures: int = 0
     restarts: int = 0
     process: LaunchedServer | None = None

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 import aiohttp
 
 from headway.errors import ConfigError, HeadwayError
-from headway.gateway.fleet.health import NO_FACTS, StallDetector, health_problem, read_facts
+from headway.gateway.fleet.health import NO_FACTS, StallDetector, health_problem, read_facts, stopped_process
 from headway.gateway.fleet.member import Condition, LaunchedServer, Member
 
 _LOG = logging.getLogger(__name__)
+_LOOKS = 8
+"""So often a question that is open is looked at within the time in which silence shows."""
 _SERVING = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
 _RINGS_LATE = 1.25
 """A limit that is noticed after so many times its length says more of this process than of the instance."""
@@ -27,7 +29,8 @@ class FleetOptions:
     Each is asked for its health every `interval_s` and has `timeout_s` to answer; one miss makes it UNWELL, `misses` in
     a row make it LOST: a joined one from the start, as it may be down for good. A launched one may take `start_s` to
     answer for the first time, and is launched anew when it has been LOST for `frozen_s` although its process is there.
-    One that has requests and has taken no step for `stalled_s` is not well either.
+    One that has requests and has taken no step for `stalled_s` is not well either. One that leaves a question for its
+    health open for `silent_s`, with streams that are silent as long, is frozen: LOST at once.
     `garbage_in_a_row` answers that were none make an instance UNWELL for `garbage_pause_s`. Between launches lie
     `backoff_s`, doubled up to `longest_backoff_s`. An instance that is drained has `drain_s` for the requests it has.
     """
@@ -38,6 +41,7 @@ class FleetOptions:
     start_s: float = 3600.0
     frozen_s: float = 30.0
     stalled_s: float = 300.0
+    silent_s: float = 2.0
     garbage_in_a_row: int = 3
     garbage_pause_s: float = 10.0
     backoff_s: float = 1.0
@@ -51,6 +55,7 @@ class FleetOptions:
             "start_s",
             "frozen_s",
             "stalled_s",
+            "silent_s",
             "garbage_pause_s",
             "backoff_s",
         )
@@ -257,7 +262,7 @@ class Supervisor:
         member, timeout_s, late = self.member, self._options.timeout_s, False
         asked_s = self._clock()
         try:
-            problem = await health_problem(session, member.url, timeout_s)
+            problem = await self._ask_health(session)
         except TimeoutError:
             if self._clock() - asked_s > timeout_s * _RINGS_LATE:
                 return  # this process was held up, and may not have looked at an answer that is there
@@ -273,6 +278,35 @@ class Supervisor:
             self._is_well()
         else:
             self._is_ill(problem)
+
+    async def _ask_health(self, session: aiohttp.ClientSession) -> str | None:
+        """See `health_problem`. What is seen to be frozen is LOST.
+
+        Silence is counted in looks, so an event loop that was blocked itself sees one look and no frozen server.
+        """
+        member, looks = self.member, 0
+        stopped = None if member.process is None else stopped_process(member.process.pid)
+        if stopped is not None:
+            return self._frozen(f"its process {stopped} is stopped")
+        question = asyncio.ensure_future(health_problem(session, member.url, self._options.timeout_s))
+        look_s = self._options.silent_s / _LOOKS
+        try:
+            while not (await asyncio.wait([question], timeout=look_s))[0]:
+                looks += 1
+                silent_s = self._clock() - member.heard_s
+                if looks >= _LOOKS and member.streams and silent_s >= self._options.silent_s:
+                    return self._frozen(
+                        f"no answer to /health, and its streams are silent for {silent_s:.1f} s"
+                    )
+            return question.result()
+        finally:
+            question.cancel()
+
+    def _frozen(self, reason: str) -> str:
+        """The reason, by which the requests there are cut off."""
+        if self.member.condition in _SERVING and not self.parting:
+            self.lose(reason)
+        return reason
 
     async def _learn_facts(self, session: aiohttp.ClientSession) -> str | None:
         """Hear what it says of itself; why that is nothing to go by, if so."""

@@ -104,6 +104,8 @@ class RequestLifecycle:
     _context_limit: int | None = None
     _answer_limit: int | None = None
     _transfer: msgspec.Raw | None = None
+    _member: Member | None = None
+    _streams: bool = False
     _may_move: bool = True
     _started: bool = False
     _routed: bool = False
@@ -341,6 +343,7 @@ class RequestLifecycle:
         except KeyError:
             return Ending(End.BROKEN, f"{name} is no longer there")
         serving.accounts.place(self.entry, name)
+        self._member = member
         try:
             with serving.at(member, self.request.answers, self.interrupt):
                 ending = await send(member)
@@ -348,6 +351,9 @@ class RequestLifecycle:
             return Ending(End.BROKEN, f"its instance was lost ({member.reason})", fell=True)
         except UpstreamError as error:
             return Ending(End.BROKEN, str(error))
+        finally:
+            member.streams -= self._streams
+            self._streams = False
         member.served += ending.end in (End.PASSED, End.REFUSED)
         return ending
 
@@ -427,7 +433,11 @@ class RequestLifecycle:
 
     def _tokens(self, tokens: int) -> None:
         """So many more have gone to the client."""
-        serving, now_s = self.serving, self.serving.clock()
+        serving, now_s, member = self.serving, self.serving.clock(), self._member
+        if member is not None:
+            member.heard_s = now_s
+            member.streams += not self._streams
+            self._streams = True
         if not self._started:
             self._started = True
             serving.router.started(self.job)
