@@ -11,6 +11,7 @@ $SMALL_STATE (JSON) at every request, so that a test can change its ways while i
     metrics: text    in place of what it counts
     paused: path     that says that its engine is paused (`is_paused`, `is_sleeping`)
     slow_s           until `/slow` is answered
+What is posted is appended to a file beside that one, which ends in `.posts`.
 """
 
 from __future__ import annotations
@@ -69,6 +70,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body.encode())
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        with self.state_file.with_suffix(".posts").open("a") as posts:
+            posts.write(f"{self.path} {body}\n")
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
 
     def log_message(self, *arguments: object) -> None:
         """Nothing."""

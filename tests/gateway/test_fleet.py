@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import resource
 import signal
@@ -182,6 +183,26 @@ async def test_a_frozen_instance_is_lost_and_welcome_when_it_wakes(
         await until(is_(member, Condition.READY))
         assert (process_of(member).pid, member.restarts) == (pid, 0)
         assert not fleet.member("0").loss.is_set()
+
+
+async def test_one_that_is_launched_anew_loads_the_adapters_that_are_loaded(small: Small) -> None:
+    server = small("0")
+    posts = server.state_file.with_suffix(".posts")
+    async with running(server.launched()) as fleet:
+        await fleet.until_settled()
+        for name in ("sql", "prose"):
+            body = json.dumps({"lora_name": name, "lora_path": f"/{name}"}).encode()
+            fleet.adapters.note("POST", "/v1/load_lora_adapter", body)
+        fleet.adapters.note("POST", "/adapters", b'{"name": "aws", "src": "x"}')
+        fleet.adapters.note("DELETE", "/adapters/aws", b"")
+        fleet.adapters.note("POST", "/v1/unload_lora_adapter", b'{"lora_name": "prose"}')
+        fleet.adapters.note("POST", "/pause", b"")
+        fleet.adapters.note("POST", "/v1/load_lora_adapter", b"nonsense")
+        assert not posts.exists()
+        member = fleet.members[0]
+        os.kill(process_of(member).pid, signal.SIGKILL)
+        await until(lambda: member.restarts == 1 and member.condition is Condition.READY)
+        assert posts.read_text() == '/v1/load_lora_adapter {"lora_name": "sql", "lora_path": "/sql"}\n'
 
 
 async def test_a_child_of_an_instance_that_is_stopped_is_seen() -> None:

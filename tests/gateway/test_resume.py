@@ -341,11 +341,14 @@ async def test_a_server_that_freezes_is_left_before_its_health_is_overdue(silent
         await turn.token(finish="length")
         await turn.end()
 
-    async with upstream("a", act=act) as first, upstream("b") as second:
-        async with gateway(first, second, fleet_options=options) as front:
-            answer = await front.post(streamed("completion"))
-            assert len(second.turns) == silent
-            assert answer.text == text_of(IDS["completion"][: LIMIT if silent else 11])
+    async with (
+        upstream("a", act=act) as first,
+        upstream("b") as second,
+        gateway(first, second, fleet_options=options) as front,
+    ):
+        answer = await front.post(streamed("completion"))
+        assert len(second.turns) == silent
+        assert answer.text == text_of(IDS["completion"][: LIMIT if silent else 11])
 
 
 async def test_no_resume_is_no_resume() -> None:

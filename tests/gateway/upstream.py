@@ -58,6 +58,7 @@ class Upstream:
     version: str | None = "0.32.0"
     headway: bool = True
     sick: bool = False
+    background_status: str = "completed"
     health_after_s: float = 0.0
     delay_s: float = 0.0
     detokenize_fault: int = 0
@@ -91,6 +92,9 @@ class Upstream:
 
     async def metrics(self, _request: web.Request) -> web.Response:
         return web.Response(text="# \nheadway_steps_total 1.0\n" if self.headway else "# \nother 1.0\n")
+
+    async def stored(self, request: web.Request) -> web.Response:
+        return web.json_response({"id": request.match_info["id"], "status": self.background_status})
 
     async def explain(self, request: web.Request) -> web.Response:
         asked = request.match_info["id"]
@@ -299,6 +303,7 @@ async def upstream(name: str = "", *, port: int = 0, **fields: Any) -> AsyncIter
     app.router.add_get("/metrics", made.metrics)
     app.router.add_get("/v1/explain/{id}", made.explain)
     app.router.add_post("/detokenize", made.detokenize)
+    app.router.add_get("/v1/responses/{id}", made.stored)
     app.router.add_post("/v1/completions", made.generate)
     app.router.add_post("/v1/chat/completions", made.generate)
     app.router.add_post("/v1/responses", made.generate)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import aiohttp
 
 from headway.errors import ConfigError
+from headway.gateway.fleet.adapters import Adapters
 from headway.gateway.fleet.health import NO_FACTS, Facts, probing_session
 from headway.gateway.fleet.member import Condition, Member
 from headway.gateway.fleet.models import merged_models
@@ -23,7 +24,7 @@ class Fleet:
 
     `run` launches and watches them until it is cancelled; `close`, before that, ends what was launched. All of it
     happens on one event loop and in its thread, where launching must stay: Linux ends a server whose parent ended when
-    the thread that started it does.
+    the thread that started it does. `adapters` are loaded again by what is launched anew.
     """
 
     def __init__(
@@ -39,13 +40,14 @@ class Fleet:
         self.session = session
         self._clock = clock
         self._facts = NO_FACTS
+        self.adapters = Adapters()
         self._supervisors: dict[str, Supervisor] = {}
         for member in members:
             if member.name in self._supervisors:
                 raise ConfigError(f"two instances are named {member.name!r}; accepted: each name once")
             if member.launch is None and not member.url:
                 raise ConfigError(f"instance {member.name!r} has no URL; accepted: one to launch, or a URL")
-            self._supervisors[member.name] = Supervisor(member, options, clock)
+            self._supervisors[member.name] = Supervisor(member, options, clock, self.adapters)
 
     @property
     def members(self) -> tuple[Member, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import aiohttp
 
 from headway.errors import ConfigError, HeadwayError
+from headway.gateway.fleet.adapters import Adapters
 from headway.gateway.fleet.health import NO_FACTS, StallDetector, health_problem, read_facts, stopped_process
 from headway.gateway.fleet.member import Condition, LaunchedServer, Member
 
@@ -101,7 +102,9 @@ class Supervisor:
     role) an answer to a health check says nothing.
     """
 
-    def __init__(self, member: Member, options: FleetOptions, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, member: Member, options: FleetOptions, clock: Callable[[], float], adapters: Adapters
+    ) -> None:
         self.member = member
         self.closing = False
         self.parting = False
@@ -109,6 +112,7 @@ class Supervisor:
         self._is_changed = False
         self._options = options
         self._clock = clock
+        self._adapters = adapters
         self._backoff = Backoff(options.backoff_s, options.longest_backoff_s, options.longest_backoff_s)
         self._woken = asyncio.Event()
         self._stalls = StallDetector(options.stalled_s, clock)
@@ -311,6 +315,8 @@ class Supervisor:
     async def _learn_facts(self, session: aiohttp.ClientSession) -> str | None:
         """Hear what it says of itself; why that is nothing to go by, if so."""
         changed, self._is_changed = self._is_changed, False
+        if self.member.launch is not None and self.member.facts is NO_FACTS:
+            await self._adapters.load(session, self.member.name, self.member.url)
         facts = await read_facts(session, self.member.url, self._options.timeout_s)
         if isinstance(facts, str):
             self._is_changed = self._is_changed or changed

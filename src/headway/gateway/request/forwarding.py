@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from starlette.types import Receive, Scope
 
+from headway.gateway.fleet.adapters import ADAPTERS
 from headway.gateway.fleet.member import Condition, Member
 from headway.gateway.http.api import response_of_path
 from headway.gateway.http.asgi_client import (
@@ -44,8 +45,6 @@ _TO_ALL = frozenset({
     "/update_weight_version",
 })  # fmt: skip
 """Paths of vLLM's whose POST one instance alone should not get."""
-_ADAPTERS = "/adapters"
-"""Adapters as SageMaker has them: POST, and DELETE of a name under it."""
 _FIRST_ERROR = 400
 _NOTHING_SAID = Outline(model="", sequences=1)
 _ANSWERS = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
@@ -232,8 +231,8 @@ def goes_to_all(scope: Scope) -> bool:
     """Whether a request is one that all instances should get."""
     method, path = scope["method"], scope["path"]
     if method == "DELETE":
-        return bool(path.startswith(f"{_ADAPTERS}/"))
-    return method == "POST" and (path in _TO_ALL or path == _ADAPTERS)
+        return bool(path.startswith(f"{ADAPTERS}/"))
+    return method == "POST" and (path in _TO_ALL or path == ADAPTERS)
 
 
 @dataclass(slots=True)
@@ -269,6 +268,8 @@ class Broadcast:
             serving.running.discard(interrupt)
             for member in members:  # also where nobody waits for the answer: they may do it all the same
                 serving.fleet.learn_again(member.name)
+        if any(answer.status < _FIRST_ERROR for answer in answers):
+            serving.fleet.adapters.note(scope["method"], scope["path"], body)
         await self._answer(answers, client)
 
     async def _answer(self, answers: list[_InstanceAnswer], client: Client) -> None:

@@ -153,6 +153,11 @@ class GenerationRequest:
         return self.api is RESPONSES and _value(self.fields, "store", _YES_OR_NO) is not False
 
     @property
+    def is_background(self) -> bool:
+        """Whether its instance answers at once that it will make the response."""
+        return self.api is RESPONSES and _value(self.fields, "background", _YES_OR_NO) is True
+
+    @property
     def one_answer(self) -> bool:
         """Whether it is one job of an engine, which can move, rather than several with one answer."""
         return self.answers == 1

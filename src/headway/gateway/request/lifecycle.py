@@ -26,6 +26,7 @@ from headway.gateway.http.named_events import NamedEvents, named_whole
 from headway.gateway.http.refusal import GatewayError, closing, error_event
 from headway.gateway.request.admission_queue import QueuedRequest
 from headway.gateway.request.attempt import Attempt, Call, End, Ending
+from headway.gateway.request.background import keep_place
 from headway.gateway.request.generation_request import GenerationRequest
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.request.prefill import has_prompt_stage, prompt_alone, read_transfer, with_transfer
@@ -126,6 +127,7 @@ class RequestLifecycle:
             transferred, ending = self._transfer is not None, await self._at(name, self._ask_for_it)
             self._transfer = None
             if ending.end is End.PASSED:
+                self._keep_place()
                 return Outcome.FINISHED, ""
             if ending.end is End.REFUSED:
                 self.rejected = self.client.status != _TOO_MANY
@@ -452,6 +454,16 @@ class RequestLifecycle:
         if self._timer is not None:
             self._timer.cancel()
             self.interrupt.clear(Cut.TOO_OLD)
+
+    def _keep_place(self) -> None:
+        """What is made in the background goes on counting where it is made."""
+        if not self.request.is_background or self._admission is None or self._member is None:
+            return
+        headers = upstream_headers(self.headers, with_key=self.serving.passes_key(self._member))
+        admission, self._admission = self._admission, None
+        self.serving.beside(
+            keep_place(self.serving, admission, self._member, self.request.request_id, headers)
+        )
 
     # ---- its end, where it has no answer --------------------------------------------------------------------------
 

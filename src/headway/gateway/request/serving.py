@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
+from typing import Any
 from urllib.parse import urlsplit
 
 from headway.core.job import Job
@@ -113,6 +114,7 @@ class Serving:
         self.running: set[Interrupt] = set()
         self.closing = False
         self._keys_are_clients = not options.keys and "Authorization" not in fleet.session.headers
+        self._beside: set[asyncio.Task[None]] = set()
         self._numbers = count()
 
     def passes_key(self, member: Member) -> bool:
@@ -167,6 +169,12 @@ class Serving:
             "too_old", f"no answer had begun within {self.options.max_age_s:g} s; try again later"
         )
 
+    def beside(self, work: Coroutine[Any, Any, None]) -> None:
+        """Go on with this beside all requests, until it ends or nothing is served any longer."""
+        task = asyncio.create_task(work)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
     def cut_all(self) -> None:
         """End every request that is still here: with an error, as far as its client can be told."""
         self.closing = True
@@ -175,6 +183,8 @@ class Serving:
 
     def close(self) -> None:
         """Nothing is served any longer."""
+        for task in self._beside:
+            task.cancel()
         self.losses.close()
         if self.log is not None:
             self.log.close()
