@@ -64,6 +64,7 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/gain/gateway_real.py --out $(OUT)/gateway-real --json
 	$(BIN)/python bench/right/gateway_storm.py --json
 	$(BIN)/python bench/right/gateway_storm.py --hostile --json
+	$(BIN)/python bench/right/resume.py --json
 	$(BIN)/python bench/right/clients.py --json
 	$(BIN)/python bench/gain/regret.py --race --json
 	$(BIN)/python bench/gain/headway_real.py --out $(OUT)/headway-real --json

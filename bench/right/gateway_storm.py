@@ -138,10 +138,13 @@ MIB = 1 << 20
 class GatewayProcess:
     """A gateway over vLLM engines of the demo model (`real`) or small instances; its logs are in `folder`.
 
-    `hostile`: it asks for the keys of `storm_hostile`, and small instances are behind it.
+    `layout` are flags in place of those pools, for engines. `hostile`: it asks for the keys of `storm_hostile`, and
+    small instances are behind it.
     """
 
-    def __init__(self, pools: str, folder: Path, *, real: bool, hostile: bool = False) -> None:
+    def __init__(
+        self, pools: str, folder: Path, *, real: bool, hostile: bool = False, layout: Sequence[str] = ()
+    ) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.access_log = folder / "access.jsonl"
@@ -155,7 +158,13 @@ class GatewayProcess:
             words.append(str(keys))
             self._headers = {"Authorization": f"Bearer {OPERATOR}"}
         if real:
-            flags = ["--pools", pools, "--port", str(port), "--access-log", str(self.access_log)]
+            flags = [
+                *(layout or ("--pools", pools)),
+                "--port",
+                str(port),
+                "--access-log",
+                str(self.access_log),
+            ]
             words = [sys.executable, "-m", "headway.cli", "serve", "demo", *flags, "--", *REAL_FLAGS]
         environment = {**os.environ, "STORM_DELAY_S": str(DELAY_S)}
         with self.log.open("wb") as log:

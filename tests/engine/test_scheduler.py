@@ -239,7 +239,7 @@ def test_a_remedy_that_does_not_help_is_told_once(caplog: pytest.LogCaptureFixtu
         engine.step()
         engine.now_s += 0.02
     told = [record.getMessage().split("remedy: ")[1] for record in caplog.records if "remedy" in record.msg]
-    assert [each.split()[0] for each in told] == ["RECOMPUTE_PAUSED", "STOCK_ORDER", "FAIL_OVERSIZED"]
+    assert [each.split()[0] for each in told] == ["RECOMPUTE_PAUSED", "FAIL_OVERSIZED", "STOCK_ORDER"]
     assert built.counters.watchdog_faults > 2 * len(told)
 
 
@@ -274,6 +274,7 @@ def test_a_request_larger_than_the_cache_is_failed_with_the_reason_and_blocks_no
     assert endings["huge"].stop_reason == "headway: needs 10 KV blocks, the engine has 8"
     assert "request huge fails: headway: needs 10 KV blocks, the engine has 8" in caplog.text
     assert endings["small"].finish_reason == FinishReason.LENGTH
+    assert not built.guard.fell_back, "the policy did nothing wrong"
     assert_empty(built)
 
 

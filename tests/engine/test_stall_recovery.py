@@ -30,10 +30,10 @@ def test_a_remedy_is_due_exactly_at_the_limit() -> None:
 def test_a_stall_that_goes_on_gets_stronger_remedies_and_then_the_strongest_again() -> None:
     assert after(StallDetector(), 5 * STALLED_STEPS, stalled=True) == [
         Remedy.RECOMPUTE_PAUSED,
+        Remedy.FAIL_OVERSIZED,
         Remedy.STOCK_ORDER,
-        Remedy.FAIL_OVERSIZED,
-        Remedy.FAIL_OVERSIZED,
-        Remedy.FAIL_OVERSIZED,
+        Remedy.STOCK_ORDER,
+        Remedy.STOCK_ORDER,
     ]
 
 
@@ -41,12 +41,12 @@ def test_a_stall_soon_after_another_gets_a_stronger_remedy() -> None:
     detector = StallDetector()
     assert after(detector, STALLED_STEPS, stalled=True) == [Remedy.RECOMPUTE_PAUSED]
     assert after(detector, CALM_STEPS - 1, stalled=False) == []
-    assert after(detector, STALLED_STEPS, stalled=True) == [Remedy.STOCK_ORDER]
+    assert after(detector, STALLED_STEPS, stalled=True) == [Remedy.FAIL_OVERSIZED]
 
 
 def test_after_calm_a_stall_begins_with_the_mildest_remedy() -> None:
     detector = StallDetector()
-    assert after(detector, 2 * STALLED_STEPS, stalled=True)[-1] is Remedy.STOCK_ORDER
+    assert after(detector, 2 * STALLED_STEPS, stalled=True)[-1] is Remedy.FAIL_OVERSIZED
     assert after(detector, CALM_STEPS, stalled=False) == []
     assert after(detector, STALLED_STEPS, stalled=True) == [Remedy.RECOMPUTE_PAUSED]
 
@@ -57,12 +57,12 @@ def test_calm_is_counted_in_a_row() -> None:
     after(detector, CALM_STEPS - 1, stalled=False)
     after(detector, 1, stalled=True)
     after(detector, CALM_STEPS - 1, stalled=False)
-    assert after(detector, STALLED_STEPS, stalled=True) == [Remedy.STOCK_ORDER]
+    assert after(detector, STALLED_STEPS, stalled=True) == [Remedy.FAIL_OVERSIZED]
 
 
 def test_remedies_are_named_from_mild_to_strong() -> None:
     assert list(Remedy) == sorted(Remedy)
-    assert [remedy.name for remedy in Remedy] == ["NONE", "RECOMPUTE_PAUSED", "STOCK_ORDER", "FAIL_OVERSIZED"]
+    assert [remedy.name for remedy in Remedy] == ["NONE", "RECOMPUTE_PAUSED", "FAIL_OVERSIZED", "STOCK_ORDER"]
 
 
 @UNTIMED

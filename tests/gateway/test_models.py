@@ -89,6 +89,13 @@ async def test_a_request_that_fits_only_the_larger_context_goes_there() -> None:
         assert (await front.get("/v1/models")).json["data"][0]["max_model_len"] == 400
 
 
+async def test_an_adapter_that_is_loaded_through_the_gateway_is_remembered() -> None:
+    async with upstream() as instance, upstream() as fresh, gateway(instance) as front:
+        await front.post({"lora_name": "sql", "lora_path": "/sql"}, "/v1/load_lora_adapter")
+        await front.fleet.adapters.load(front.session, "fresh", fresh.url)
+        assert fresh.echoed == ["/v1/load_lora_adapter"]
+
+
 def test_alike_servers_are_listed_as_the_first_says() -> None:
     said = [facts(a=8), facts(a=8)]
     assert merged_models(said) is said[0].models

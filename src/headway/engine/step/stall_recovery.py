@@ -35,8 +35,8 @@ class Remedy(IntEnum):
 
     NONE = 0
     RECOMPUTE_PAUSED = 1
-    STOCK_ORDER = 2
-    FAIL_OVERSIZED = 3
+    FAIL_OVERSIZED = 2
+    STOCK_ORDER = 3
 
 
 class StallDetector:
@@ -64,7 +64,7 @@ class StallDetector:
         if self._stalled_steps % STALLED_STEPS:
             return Remedy.NONE
         self._remedies += 1
-        return Remedy(min(self._remedies, Remedy.FAIL_OVERSIZED))
+        return Remedy(min(self._remedies, Remedy.STOCK_ORDER))
 
 
 class StallRecovery:
@@ -105,9 +105,9 @@ class StallRecovery:
                 remedy.name,
                 self._standing(),
             )
-        if remedy is Remedy.STOCK_ORDER:
+        if remedy is Remedy.STOCK_ORDER and not engine.guard.fell_back:
             engine.guard.fall_back("work is ready and nothing ran")
-        elif remedy is Remedy.FAIL_OVERSIZED:
+        elif remedy is not Remedy.RECOMPUTE_PAUSED:
             self._fail_oversized()
 
     def _waited_long(self, now_s: float, since_s: float) -> bool:
