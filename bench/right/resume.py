@@ -38,8 +38,10 @@ from headway.traces.demo_tasks import demo_requests
 INSTANCES = 3
 LAYOUT = ("--instances", str(INSTANCES), "--policy", "vllm", "--router", "round-robin")
 BEGUN_EVENTS = 4
-TOKENS = 160
-LIMIT_S = 120.0
+TOKENS = 400
+BEGIN_S = 15.0
+"""So long all streams have to begin: where one instance is slow, the others' would be over."""
+LIMIT_S = 300.0
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
 COMPLETION, CHAT, RESPONSES, MESSAGES = (
     f"/v1/{path}" for path in ("completions", "chat/completions", "responses", "messages")
@@ -64,41 +66,47 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 # ---- ways to die --------------------------------------------------------------------------------------------------
 
 
-def kill_server(gateway: int) -> None:
+def kill_server(servers: Sequence[int], _gateway: int) -> None:
     """One server's process."""
-    os.kill(instances_of(gateway)[0], signal.SIGKILL)
+    os.kill(servers[0], signal.SIGKILL)
 
 
-def kill_engine(gateway: int) -> None:
+def kill_engine(servers: Sequence[int], _gateway: int) -> None:
     """The processes under one server, its engine among them."""
-    server = instances_of(gateway)[0]
-    for child in children_of(server):
+    for child in children_of(servers[0]):
         os.kill(child, signal.SIGKILL)
 
 
-def freeze(gateway: int) -> None:
+def freeze(servers: Sequence[int], _gateway: int) -> None:
     """All processes of one server stand still."""
-    os.killpg(instances_of(gateway)[0], signal.SIGSTOP)
+    os.killpg(servers[0], signal.SIGSTOP)
 
 
-def kill_two(gateway: int) -> None:
+def kill_two(servers: Sequence[int], _gateway: int) -> None:
     """Two of three servers."""
-    for server in instances_of(gateway)[:2]:
+    for server in servers[:2]:
         os.kill(server, signal.SIGKILL)
 
 
-def kill_gateway(gateway: int) -> None:
+def kill_gateway(_servers: Sequence[int], gateway: int) -> None:
     """The gateway itself."""
     os.kill(gateway, signal.SIGKILL)
 
 
-WAYS: dict[str, Callable[[int], None]] = {
+WAYS: dict[str, Callable[[Sequence[int], int], None]] = {
     "server": kill_server,
     "engine": kill_engine,
     "freeze": freeze,
     "two": kill_two,
     "gateway": kill_gateway,
 }
+
+
+def busiest_first(gateway: GatewayProcess) -> list[int]:
+    """The servers' processes by how many requests they have now, the most first."""
+    busy = [each["in_flight"] for each in gateway.instances()]
+    servers = instances_of(gateway.process.pid)
+    return [server for _, server in sorted(zip(busy, servers, strict=True), reverse=True)]
 
 
 def children_of(pid: int) -> list[int]:
@@ -240,10 +248,10 @@ async def _one_way(way: str, kinds: Sequence[str], gateway: GatewayProcess) -> d
         ]
         running = [asyncio.create_task(stream.run(session, gateway.url)) for stream in streams]
         began_s = time.monotonic()
-        while any(each.events < BEGUN_EVENTS for each in streams) and time.monotonic() - began_s < LIMIT_S:
+        while any(each.events < BEGUN_EVENTS for each in streams) and time.monotonic() - began_s < BEGIN_S:
             await asyncio.sleep(0.01)
         say(f"{way}: {sum(not each.done for each in streams)} of {len(streams)} streams run")
-        WAYS[way](gateway.process.pid)
+        WAYS[way](await asyncio.to_thread(busiest_first, gateway), gateway.process.pid)
         await asyncio.gather(*running)
     lines = [json.loads(line) for line in gateway.access_log.read_bytes().splitlines()]
     resumed = {line["id"] for line in lines if line.get("resumes")}

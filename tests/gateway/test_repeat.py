@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.gateway.request.generation_request import read_request
-from headway.gateway.request.repeat import RepeatedEvents, Transcript, repeatable
+from headway.gateway.request.repeat import Transcript, repeatable
 from tests.gateway.front import CHAT, PROMPT, Answer, gateway
 from tests.gateway.upstream import Turn, Upstream, upstream
 
@@ -165,7 +165,7 @@ def test_however_both_are_cut_the_rest_is_the_rest(text: str, cuts: set[int], se
     transcript = Transcript()
     transcript.note({**HEAD, "choices": [choice(text=text[:sent])]})
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    events = RepeatedEvents(transcript=transcript, tokens_before=0)
+    events = transcript.repeated(0, None)
     made = b"".join(
         b"data: " + msgspec.json.encode({"choices": [choice(text=text[start:stop])]}) + b"\n\n"
         for start, stop in pairwise(places)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
-from headway.gateway.http.events import Events, Halt, WholeAnswer, is_end_mark, payload
+from headway.gateway.http.events import Events, Halt, WholeAnswer, is_end_mark, payload, read_event
 from headway.gateway.http.stream_errors import ErrorFields, MaybeError, StreamError, error_of, judged
 from headway.http_client import NOT_AS_EXPECTED
 
@@ -57,10 +59,12 @@ class NamedEvents(Events):
     """The events of `/v1/responses` and `/v1/messages`. See `events.Events`; tokens are counted by their events.
 
     In these APIs vLLM does not say that a policy ended a request. An answer without a token, or a message without a
-    reason for its end, is taken for `left`; as it is where that is None, of an instance that has no policy. O(bytes).
+    reason for its end, is taken for `left`; as it is where that is None, of an instance that has no policy. `note` is
+    told of each event that passes. O(bytes).
     """
 
     left: Departure | None = None
+    note: Callable[[dict[str, Any]], None] | None = None
     _begun: bool = False
     _name: bytes = b""
     _held: bytes = b""
@@ -75,9 +79,13 @@ class NamedEvents(Events):
                 continue
             if line.startswith(b"data:"):
                 self._note(line)
-                self._name = b""
             if self.halt is not None:
                 break
+            if line.startswith(b"data:"):
+                found = None if self.note is None else payload(line)
+                if self.note is not None and found is not None:
+                    self.note({"type": self._name.decode(), **read_event(found)})
+                self._name = b""
             shown += self._held + line
             self._held = b""
         return bytes(shown)

@@ -30,7 +30,8 @@ from headway.gateway.request.background import keep_place
 from headway.gateway.request.generation_request import GenerationRequest
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.request.prefill import has_prompt_stage, prompt_alone, read_transfer, with_transfer
-from headway.gateway.request.repeat import RepeatedEvents, Transcript, repeatable
+from headway.gateway.request.repeat import Transcript, repeatable
+from headway.gateway.request.repeat_named import NamedTranscript
 from headway.gateway.request.resume import (
     Continuation,
     ResumedEvents,
@@ -100,7 +101,7 @@ class RequestLifecycle:
     _events: Events | None = None
     _attempt: Attempt = field(init=False)
     _continuation: Continuation | None = None
-    _transcript: Transcript | None = None
+    _transcript: Transcript | NamedTranscript | None = None
     _repeats: bool = False
     _context_limit: int | None = None
     _answer_limit: int | None = None
@@ -301,7 +302,7 @@ class RequestLifecycle:
         if not isinstance(found, str):
             self._continuation = found
             return ""
-        self._repeats = self._transcript is not None
+        self._repeats = self._transcript is not None and self._continuation is None
         return "" if self._repeats else found
 
     def _has_all_tokens(self) -> bool:
@@ -369,7 +370,8 @@ class RequestLifecycle:
         if not self._attempt.begun:
             self._answer_limit = member.answer_limit
             kept = serving.options.resume and repeatable(self.request) and (self.request.chat or not ids)
-            self._transcript = Transcript() if kept else None
+            made = NamedTranscript if self.request.api.named_events else Transcript
+            self._transcript = made() if kept else None
         request, left, rest, may_move = self.request, self._left(), self._continuation, False
         if rest is not None or self._repeats:
             request = request if rest is None else rest.rest()
@@ -405,14 +407,14 @@ class RequestLifecycle:
         """How its events are read, or its answer in one piece; `unserved`: what an answer without a token means."""
         if self._continuation is not None:
             return ResumedEvents(continuation=self._continuation), whole_of
-        if self.request.api.named_events:
-            left = unserved if member.facts.is_headway else None
-            return NamedEvents(left=left), partial(named_whole, left=left)
+        left = unserved if member.facts.is_headway else None
         if self._repeats:
             assert self._transcript is not None
             assert self._events is not None
-            return RepeatedEvents(transcript=self._transcript, tokens_before=self._events.tokens), whole_of
+            return self._transcript.repeated(self._events.tokens, left), whole_of
         note = None if self._transcript is None else self._transcript.note
+        if self.request.api.named_events:
+            return NamedEvents(left=left, note=note), partial(named_whole, left=left)
         return PassedEvents(with_ids=ids, hide_ids=not self.request.wants_ids, note=note), whole_of
 
     def _call(

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from headway.core.plan import Departure
 from headway.gateway.http.events import DONE, Events, Halt, halt_of, is_end_mark, payload, read_event, refuses
 from headway.gateway.request.generation_request import UNREADABLE, GenerationRequest
 
@@ -27,10 +28,8 @@ _HEAD = ("id", "created", "model")
 
 
 def repeatable(request: GenerationRequest) -> bool:
-    """Whether the same request makes the same answer: a stream of a completion or a chat, greedy or with a seed."""
-    if not request.stream or request.api.named_events:
-        return False
-    return is_greedy(request) or is_seeded(request)
+    """Whether the same request makes the same answer: a stream that is greedy or has a seed."""
+    return request.stream and not request.is_background and (is_greedy(request) or is_seeded(request))
 
 
 def is_greedy(request: GenerationRequest) -> bool:
@@ -68,6 +67,10 @@ class Transcript:
             self.once.update(key for key, _, _ in _given_once(choice))
         if not event.get("choices"):
             self.once.add(("usage",))
+
+    def repeated(self, tokens_before: int, _left: Departure | None) -> Events:
+        """How the events of the answer that is made again are read."""
+        return RepeatedEvents(transcript=self, tokens=tokens_before)
 
     def whole(self, key: Key) -> Any:
         """A field so far: a text or a list."""
@@ -117,11 +120,7 @@ class RepeatedEvents(Events):
     """
 
     transcript: Transcript
-    tokens_before: int
     _seen: dict[Key, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.tokens = self.tokens_before
 
     def take(self, data: bytes) -> bytes:
         """See `Events`."""
