@@ -355,7 +355,7 @@ async def test_a_body_over_the_limit_is_a_413(chunked: bool) -> None:
         assert (await front.post(json.dumps(PROMPT).encode().ljust(MIB))).status == 200
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"prompt": "x", "stream": 1}'])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"prompt": "x", "stream": 2}'])
 async def test_a_body_that_is_none_is_a_400(body: bytes) -> None:
     async with upstream() as instance, gateway(instance) as front:
         answer = await front.post(body)

@@ -58,7 +58,8 @@ class Upstream:
     version: str | None = "0.32.0"
     headway: bool = True
     sick: bool = False
-    background_status: str = "completed"
+    background_status: str = ""
+    """Of every stored response; empty: what is asked for is echoed."""
     health_after_s: float = 0.0
     delay_s: float = 0.0
     detokenize_fault: int = 0
@@ -94,6 +95,8 @@ class Upstream:
         return web.Response(text="# \nheadway_steps_total 1.0\n" if self.headway else "# \nother 1.0\n")
 
     async def stored(self, request: web.Request) -> web.Response:
+        if not self.background_status:
+            return await self.echo(request)
         return web.json_response({"id": request.match_info["id"], "status": self.background_status})
 
     async def explain(self, request: web.Request) -> web.Response:
