@@ -38,7 +38,7 @@ from headway.traces.demo_tasks import demo_requests
 INSTANCES = 3
 LAYOUT = ("--instances", str(INSTANCES), "--policy", "vllm", "--router", "round-robin")
 BEGUN_EVENTS = 4
-TOKENS = 400
+TOKENS = 2000
 BEGIN_S = 15.0
 """So long all streams have to begin: where one instance is slow, the others' would be over."""
 LIMIT_S = 300.0
@@ -250,7 +250,10 @@ async def _one_way(way: str, kinds: Sequence[str], gateway: GatewayProcess) -> d
         began_s = time.monotonic()
         while any(each.events < BEGUN_EVENTS for each in streams) and time.monotonic() - began_s < BEGIN_S:
             await asyncio.sleep(0.01)
-        say(f"{way}: {sum(not each.done for each in streams)} of {len(streams)} streams run")
+        busy = [each["in_flight"] for each in await asyncio.to_thread(gateway.instances)]
+        say(
+            f"{way}: {sum(not each.done for each in streams)} of {len(streams)} streams run; at instances: {busy}"
+        )
         WAYS[way](await asyncio.to_thread(busiest_first, gateway), gateway.process.pid)
         await asyncio.gather(*running)
     lines = [json.loads(line) for line in gateway.access_log.read_bytes().splitlines()]
