@@ -177,7 +177,9 @@ class Stream:
         try:
             async with (
                 asyncio.timeout(LIMIT_S),
-                session.post(url + KINDS[self.kind][0], json=self.body()) as response,
+                session.post(
+                    url + KINDS[self.kind][0], json=self.body(), headers={"x-request-id": self.id}
+                ) as response,
             ):
                 if response.status != 200:
                     self.error = f"HTTP {response.status}: {(await response.text())[:200]}"
@@ -257,7 +259,7 @@ async def _one_way(way: str, kinds: Sequence[str], gateway: GatewayProcess) -> d
         WAYS[way](await asyncio.to_thread(busiest_first, gateway), gateway.process.pid)
         await asyncio.gather(*running)
     lines = [json.loads(line) for line in gateway.access_log.read_bytes().splitlines()]
-    resumed = {line["id"] for line in lines if line.get("resumes")}
+    resumed = {line["id"].removeprefix("resp_") for line in lines if line.get("resumes")}
     wholes = {stream.kind: stream.text for stream in calm}
     counts = {kind: Counter(same=0, error=0, lost=0, hit=0) for kind in kinds}
     for stream in streams:
