@@ -14,9 +14,8 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import ConfigError, SimulationError
 from headway.lab.predictor_choice import length_source
 from headway.lab.trace import INTERACTIVE_SHARE
-from headway.predict.lengths.choice import length_predictor
 from headway.predict.lengths.facts import RequestFacts, SharedPrefix
-from headway.predict.lengths.predictor import ForestPredictor
+from headway.predict.lengths.predictor import LengthLearner
 from headway.results import Summary
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 from headway.traces.demo_tasks import demo_requests, demo_rows, prompt_text
@@ -100,8 +99,8 @@ def _from_client(request: TraceRequest, interactive: bool, targets: Targets) -> 
 
 MAX_OUTPUT_TOKENS = 1_024
 """What every request declares; the packaged answers that never end are cut there."""
-TAUGHT = "hash"
-"""The predictor that is taught, by the name `--predictor` has for it."""
+TAUGHT = "taught"
+"""The product's predictor after its lessons."""
 
 Estimates = Mapping[str, LengthEstimate]
 
@@ -128,18 +127,17 @@ def untaught_stream(rate_rps: float, seconds: float, seed: int) -> list[TraceReq
 
 @dataclass(slots=True)
 class Taught:
-    """The hash predictor after its lessons, which reads prompts as a server does."""
+    """The length predictor after its lessons, which reads prompts as a server does."""
 
-    predictor: ForestPredictor
+    predictor: LengthLearner
     prefixes: SharedPrefix
 
     @classmethod
     def with_lessons(cls) -> Taught:
-        """Seconds."""
-        made = cls(length_predictor(TAUGHT, inline=False), SharedPrefix())
-        made.predictor.learn_from(
-            (made.facts(prompt, tokens), output) for prompt, (tokens, output) in lessons().items()
-        )
+        """A second."""
+        made = cls(LengthLearner(), SharedPrefix())
+        for prompt, (tokens, output) in lessons().items():
+            made.predictor.observe(made.facts(prompt, tokens), output)
         return made
 
     def facts(self, prompt: str, num_prompt_tokens: int) -> RequestFacts:
@@ -150,9 +148,9 @@ class Taught:
 
     def estimates(self, requests: Sequence[TraceRequest]) -> Estimates:
         """What it says of a stream."""
-        asked = [self.facts(request.prompt or "", request.input_tokens) for request in requests]
-        answers = zip(requests, self.predictor.predict_many(asked), strict=True)
-        return {request.id: estimate for request, estimate in answers if estimate is not None}
+        asked = {request.id: self.facts(request.prompt or "", request.input_tokens) for request in requests}
+        said = ((name, self.predictor.predict(facts)) for name, facts in asked.items())
+        return {name: estimate for name, estimate in said if estimate is not None}
 
 
 @cache

@@ -1,13 +1,13 @@
-"""How well answer lengths are predicted, and at what cost: `python bench/cost/length.py --json`.
+"""How well answer lengths are predicted from nothing, and at what cost: `python bench/cost/length.py --json`.
 
-Each set is split so that no prompt is on both sides: by a hash of the prompt, three quarters teach and one judges;
-recordings of token counts by time. Every way is taught by the same rows: the mean, the mean of each application, a
-line and a forest over the input's length, and Magnus's features with each encoder, under the default forest
-(quantiles, boosted) and under the paper's (`, rf`). `learned` has no text; on recordings it starts from nothing and
-learns as answers end. `all_tasks` is one predictor for all of the paper's applications. `coverage` aims at 0.8.
-Chats are the hard case: hardly anything in a prompt says how long a free answer will be, and this bench says so.
+Every way is asked for each request of a stream before it learns of its answer, and has seen nothing before: the
+product's predictor, the running median of the application, a line over the logarithm of the prompt's length for each
+application, and the paper's forest on hashed texts (Magnus), fitted anew whenever answers have grown by half. No prompt
+comes twice. The first 50 answers of a stream are not judged. `coverage` aims at 0.8. Chats are the hard case: hardly
+anything in a prompt says how long a free answer will be.
 
-Answers are counted without a tokenizer (a token for each word, CJK character or punctuation mark) except in
+Half of the prompts, by their digest, were used to choose the predictor's constants; `--half report` (the default) is
+the other. Answers are counted without a tokenizer (a token for each word, CJK character or punctuation mark) except in
 `lengths/`, by Llama-2's, and alpaca_eval, in words. Without the shared data, the demo model's own tasks are used, with
 the lengths that it decoded. Times are medians of single requests on one core.
 """
@@ -20,28 +20,29 @@ import gzip
 import json
 import sys
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha1
+from math import exp, log
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 import numpy as np
-import numpy.typing as npt
+from headway_reproduce.magnus.features import MagnusFeatures
+from headway_reproduce.magnus.forest import LengthForest, Rows
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.prediction_quality import kendall_tau
-from headway.predict.lengths.encoders import text_encoder
-from headway.predict.lengths.facts import RequestFacts, num_pieces
-from headway.predict.lengths.features import HistoryFeatures, MagnusFeatures, user_input_tokens
-from headway.predict.lengths.forest import LengthSettings, Rows
-from headway.predict.lengths.predictor import ForestPredictor, LengthFeatures
-from headway.traces.demo_tasks import demo_rows
+from headway.predict.lengths.facts import LengthPredictor, RequestFacts, SharedPrefix, num_pieces
+from headway.predict.lengths.predictor import LengthLearner
+from headway.predict.lengths.ridge import OnlineRidge
+from headway.traces.demo_tasks import demo_rows, prompt_text
 
-# ---- data: no prompt is on both sides of a split -----------------------------------------------------
+# ---- streams of answers ------------------------------------------------------------------------------
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 TASKS = (
@@ -52,90 +53,69 @@ TASKS = (
     "bug_fixing",
     "code_comment",
 )
-"""The paper's applications: an instruction of their own each. Together they are one more set."""
-LOGS = ("chat_arena_hard", "chat_halueval", "chat_gpteacher", "chat_alpaca")
+"""The paper's applications: an instruction of their own each."""
+CHATS = ("chat_arena_hard", "chat_halueval", "chat_gpteacher", "chat_alpaca")
 """What people really asked of assistants, or wrote as if."""
 QUESTIONS = ("summary_dialogsum", "medium_qmsum_span", "long_qmsum_meeting", "long_squality_story")
 COUNTS = ("sharegpt_llama2", "sharegpt_val10k_llama2", "arxiv_summarization_llama2", "bwb_translation_llama2")
 """Input and output tokens alone, in the order in which they were recorded."""
+MIXED = {"all_tasks": TASKS, "all_chats": CHATS, "all": (*TASKS, *CHATS, *QUESTIONS)}
+"""One stream of several applications."""
 ALPACA_EVAL_MODEL = "vicuna-7b-v1.5"
-ALL_TASKS = "all_tasks"
+TUNE, REPORT = "tune", "report"
 LIMIT = 1 << 15
-_TEST_SHARE = 4
-"""One prompt, or one row at the end of a recording, in 4 is judged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
     """A request, and the tokens of its answer."""
 
-    facts: RequestFacts
+    application: str
+    prompt: str
+    prompt_tokens: int
     output_tokens: int
 
-
-@dataclass(frozen=True, slots=True)
-class DataSet:
-    """Answers that teach and answers that judge; `has_text` where the prompts are known."""
-
-    name: str
-    kind: str
-    train: tuple[Answered, ...]
-    test: tuple[Answered, ...]
-    has_text: bool = True
+    @property
+    def digest(self) -> str:
+        """Of the prompt: it says in which half and in which order a request comes."""
+        return sha1(self.prompt.encode()).hexdigest()
 
 
-def load_sets(data: Path | None, rows: int) -> list[DataSet]:
-    """Every set of the folder, or, without one, the demo model's own tasks; of each at most so many rows.
-
-    Answers are counted without a tokenizer, a token for each word, CJK character or punctuation mark, except
-    where the source counted itself: `lengths/` (Llama-2's tokenizer), alpaca_eval (words), the demo's own.
-    """
+def load_streams(data: Path | None, rows: int, half: str) -> dict[str, list[Answered]]:
+    """Streams of at most so many rows each by name: of the folder, or without one the demo model's own tasks."""
     if data is None:
-        return _with_all(_demo(rows))
-    sets = _with_all([_split(name, "task", texts(data, name), rows) for name in TASKS])
-    sets += [_split(name, "question", texts(data, name), rows) for name in QUESTIONS]
-    sets += [_split(name, "log", texts(data, name), rows) for name in LOGS]
-    sets.append(_split("alpaca_eval", "log", _alpaca_eval(data), rows))
-    return sets + [_recorded(data, name, rows) for name in COUNTS]
+        demo = [
+            Answered(
+                row.app,
+                prompt_text(row.instruction, row.user_input),
+                row.num_prompt_tokens,
+                row.output_tokens,
+            )
+            for row in demo_rows()
+        ]
+        return {"demo": _drawn(demo, half)[:rows]}
+    streams = {name: _drawn(texts(data, name), half)[:rows] for name in (*TASKS, *CHATS, *QUESTIONS)}
+    for name, parts in MIXED.items():
+        each = max(1, 2 * rows // len(parts))
+        streams[name] = sorted(
+            (row for part in parts for row in streams[part][:each]), key=lambda row: row.digest
+        )
+    streams["alpaca_eval"] = _drawn(_alpaca_eval(data), half)[:rows]
+    return streams | {name: _recorded(data, name, rows, half) for name in COUNTS}
 
 
-def _with_all(tasks: list[DataSet]) -> list[DataSet]:
-    """The tasks, then all of them as one set, in an order in which they are mixed."""
-    train = sorted((row for task in tasks for row in task.train), key=_digest)
-    test = sorted((row for task in tasks for row in task.test), key=_digest)
-    return [*tasks, DataSet(ALL_TASKS, "task", tuple(train), tuple(test))]
-
-
-def _split(name: str, kind: str, answers: Iterator[Answered], rows: int) -> DataSet:
-    """By a hash of the prompt, which also draws the rows where there are too many."""
-    ordered = sorted(answers, key=_digest)[:rows]
-    test = [row for row in ordered if int(_digest(row)[-8:], 16) % _TEST_SHARE == 0]
-    train = [row for row in ordered if int(_digest(row)[-8:], 16) % _TEST_SHARE]
-    return DataSet(name, kind, tuple(train), tuple(test))
-
-
-def _digest(row: Answered) -> str:
-    return sha1(f"{row.facts.instruction}\n{row.facts.user_input}".encode()).hexdigest()
-
-
-def _answered(app: str, instruction: str, user_input: str, output_tokens: int) -> Answered:
-    facts = RequestFacts(
-        num_prompt_tokens=max(1, num_pieces(instruction) + num_pieces(user_input)),
-        max_output_tokens=LIMIT,
-        instruction=instruction,
-        user_input=user_input,
-        tenant=app,
-    )
-    return Answered(facts, max(1, output_tokens))
+def _drawn(answers: Iterator[Answered] | Sequence[Answered], half: str) -> list[Answered]:
+    """The half of the prompts, each once, in the order of their digests."""
+    once = {row.digest: row for row in answers}
+    odd = half == REPORT
+    return [once[digest] for digest in sorted(once) if int(digest[8:16], 16) % 2 == odd]
 
 
 def texts(data: Path, name: str) -> Iterator[Answered]:
     """The rows of one file of `text/`."""
     for row in _lines(data / "text" / f"{name}.jsonl.gz"):
-        instruction, user_input = row["instruction"], row["input"]
-        if name == "chat_alpaca" and not user_input:  # nothing is shared there: the instruction is the prompt
-            instruction, user_input = "", instruction
-        yield _answered(name, instruction, user_input, num_pieces(row["output"]))
+        prompt = "\n\n".join(filter(None, (row["instruction"], row["input"])))
+        yield Answered(name, prompt, max(1, num_pieces(prompt)), max(1, num_pieces(row["output"])))
 
 
 def _alpaca_eval(data: Path) -> Iterator[Answered]:
@@ -146,8 +126,9 @@ def _alpaca_eval(data: Path) -> Iterator[Answered]:
             if row["model"] == ALPACA_EVAL_MODEL
         }
     for row in _lines(data / "text" / "alpaca_eval_prompts.jsonl.gz"):
+        prompt = row["instruction"]
         if (known := words.get(str(row["prompt_id"]))) is not None:
-            yield _answered(row["dataset"], "", row["instruction"], known)
+            yield Answered("alpaca_eval", prompt, max(1, num_pieces(prompt)), max(1, known))
 
 
 def _lines(path: Path) -> Iterator[dict[str, str]]:
@@ -155,360 +136,277 @@ def _lines(path: Path) -> Iterator[dict[str, str]]:
         yield from map(json.loads, file)
 
 
-def _recorded(data: Path, name: str, rows: int) -> DataSet:
-    """The first rows of a recording; its last quarter judges."""
+def _recorded(data: Path, name: str, rows: int, half: str) -> list[Answered]:
+    """The first rows of a recording, or as many after these."""
     with gzip.open(data / "lengths" / f"{name}.csv.gz", "rt", encoding="utf-8") as file:
-        counts = [(int(row["input_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)][
-            :rows
-        ]
-    answers = [
-        Answered(RequestFacts(num_prompt_tokens=prompt, max_output_tokens=LIMIT), max(1, output))
-        for prompt, output in counts
-    ]
-    cut = len(answers) - len(answers) // _TEST_SHARE
-    return DataSet(name, "recording", tuple(answers[:cut]), tuple(answers[cut:]), has_text=False)
-
-
-def _demo(rows: int) -> list[DataSet]:
-    """The demo model's tasks with the lengths that it decoded, by its own tokenizer."""
-    by_app: dict[str, list[Answered]] = {}
-    for row in demo_rows():
-        facts = RequestFacts(
-            num_prompt_tokens=row.num_prompt_tokens,
-            max_output_tokens=LIMIT,
-            instruction=row.instruction,
-            user_input=row.user_input,
-            tenant=row.app,
-        )
-        by_app.setdefault(row.app, []).append(Answered(facts, row.output_tokens))
-    return [_split(app, "task", iter(answers), rows) for app, answers in by_app.items()]
+        counts = [(int(row["input_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
+    start = rows * (half == REPORT)
+    return [Answered("", "", prompt, max(1, output)) for prompt, output in counts[start : start + rows]]
 
 
 def repeated(data: Path) -> Sequence[tuple[int, int]]:
     """Two answers of one model to one prompt, at temperatures 0.5 and 0.7: what no predictor can know."""
-    with gzip.open(
-        data / "lengths" / "vicuna7b_alpaca_repeat_lengths.csv.gz", "rt", encoding="utf-8"
-    ) as file:
+    path = data / "lengths" / "vicuna7b_alpaca_repeat_lengths.csv.gz"
+    with gzip.open(path, "rt", encoding="utf-8") as file:
         return [(int(row["len_t0.5"]), int(row["len_t0.7"])) for row in csv.DictReader(file)]
 
 
-def published_classes(data: Path) -> Sequence[tuple[int, int]]:
-    """A published predictor's class of 5, and the answer's tokens: BERT on LMSYS-Chat-1M, Vicuna-13B."""
-    with gzip.open(
-        data / "lengths" / "proxy_predictor_lmsys_vicuna13b.csv.gz", "rt", encoding="utf-8"
-    ) as file:
-        return [(int(row["pred_class5"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
+# ---- ways of predicting ------------------------------------------------------------------------------
 
+
+def application(facts: RequestFacts) -> str:
+    """What the simple ways take for an application."""
+    return facts.tenant or facts.instruction
+
+
+class RunningMedian:
+    """The median of the application's last 200 answers; before the first, of all."""
+
+    def __init__(self) -> None:
+        self._all: deque[int] = deque(maxlen=200)
+        self._own: dict[str, deque[int]] = defaultdict(lambda: deque(maxlen=200))
+
+    def predict(self, facts: RequestFacts) -> LengthEstimate | None:
+        """That median; None before any answer."""
+        known = self._own[application(facts)] or self._all
+        return LengthEstimate.around(median(known)) if known else None
+
+    def observe(self, facts: RequestFacts, output_tokens: int) -> None:
+        """One more answer."""
+        self._all.append(output_tokens)
+        self._own[application(facts)].append(output_tokens)
+
+
+class InputLength:
+    """A line from the logarithm of the prompt's tokens to that of the answer's, for each application."""
+
+    def __init__(self) -> None:
+        self._all = self._line()
+        self._own: dict[str, OnlineRidge] = defaultdict(self._line)
+
+    def predict(self, facts: RequestFacts) -> LengthEstimate:
+        """What the line says; that of all before the application's first answer."""
+        line = self._own.get(application(facts), self._all)
+        return LengthEstimate.around(exp(min(max(line.predict(self._inputs(facts)), 0.0), log(LIMIT))))
+
+    def observe(self, facts: RequestFacts, output_tokens: int) -> None:
+        """One more point of both lines."""
+        for line in (self._all, self._own[application(facts)]):
+            line.observe(self._inputs(facts), log(output_tokens), 1.0)
+
+    @staticmethod
+    def _line() -> OnlineRidge:
+        return OnlineRidge(np.array([1e3, 1.0]), memory=1e12)
+
+    @staticmethod
+    def _inputs(facts: RequestFacts) -> Any:
+        return np.array([1.0, log(facts.num_prompt_tokens)])
+
+
+class Forest:
+    """Magnus's forest on hashed texts, fitted to all answers so far at 50, then whenever they have grown by half."""
+
+    def __init__(self) -> None:
+        self._features = MagnusFeatures()
+        self._rows: list[Rows] = []
+        self._tokens: list[float] = []
+        self._due = SKIPPED
+        self._forest: LengthForest | None = None
+
+    def predict(self, facts: RequestFacts) -> LengthEstimate | None:
+        """What the forest says; None before the first."""
+        self._row = self._features.rows((facts,))[0]
+        return (
+            None
+            if self._forest is None
+            else LengthEstimate.around(float(self._forest.ask(self._row[None])[0]))
+        )
+
+    def observe(self, facts: RequestFacts, output_tokens: int) -> None:
+        """One more row: that of the request asked for last."""
+        self._rows.append(self._row)
+        self._tokens.append(output_tokens)
+        if len(self._tokens) >= self._due:
+            self._due = 3 * self._due // 2
+            self._forest = LengthForest(np.array(self._rows), np.array(self._tokens))
+
+
+LEARNED, MEDIAN, INPUT, MAGNUS = "learned", "running median", "input length", "magnus"
+WAYS: dict[str, Callable[[], LengthPredictor]] = {
+    LEARNED: LengthLearner,
+    MEDIAN: RunningMedian,
+    INPUT: InputLength,
+    MAGNUS: Forest,
+}
+SIMPLE = (MEDIAN, INPUT)
 
 # ---- figures -----------------------------------------------------------------------------------------
 
-Tokens = npt.NDArray[np.float64]
-_TIMED = 100
+SKIPPED = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """Errors in tokens; Kendall's tau; share of answers within their interval, None for a way without one; times."""
+    """Errors and pinball losses in tokens; Kendall's tau; the share within the interval; median times."""
 
     mae: float
-    rmse: float
     tau: float
-    coverage: float | None = None
-    encode_us: float | None = None
-    predict_us: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """Median microseconds of one request: its features, and what the forest then takes."""
-
-    encode_us: float
+    pinball: float
+    coverage: float
     predict_us: float
+    observe_us: float
 
 
-def figures(estimates: Sequence[LengthEstimate], tokens: Tokens, costs: Costs | None = None) -> Figures:
-    """The figures of predictions with an interval."""
-    held = [
-        each.low_tokens <= actual <= each.high_tokens for each, actual in zip(estimates, tokens, strict=True)
-    ]
-    plain = plain_figures(np.array([each.tokens for each in estimates]), tokens)
-    return Figures(
-        mae=plain.mae,
-        rmse=plain.rmse,
-        tau=plain.tau,
-        coverage=float(np.mean(held)),
-        encode_us=None if costs is None else costs.encode_us,
-        predict_us=None if costs is None else costs.predict_us,
-    )
-
-
-def plain_figures(predicted: Tokens, tokens: Tokens) -> Figures:
-    """The figures of predictions that are one number each."""
-    errors = predicted - tokens
-    return Figures(
-        mae=float(np.abs(errors).mean()),
-        rmse=float(np.sqrt((errors**2).mean())),
-        tau=kendall_tau(zip(predicted.tolist(), tokens.tolist(), strict=True)),
-    )
-
-
-def median_us(call: Callable[[int], object], count: int) -> float:
-    """Median microseconds of `call(index)` over the first indices, one at a time."""
-    taken_s = []
-    for index in range(min(count, _TIMED)):
-        started_s = time.perf_counter()
-        call(index)
-        taken_s.append(time.perf_counter() - started_s)
-    return 1e6 * median(taken_s)
-
-
-# ---- ways of predicting a length ---------------------------------------------------------------------
-
-MEAN, APP_MEAN, LINEAR, INPUT_FOREST, HISTORY = (
-    "mean",
-    "mean of the application",
-    "input length, linear",
-    "input length, forest",
-    "learned",
-)
-BASELINES = (MEAN, APP_MEAN, LINEAR, INPUT_FOREST)
-_PAPER = LengthSettings(forest="rf")
-
-
-def judged(data: DataSet, encoded: Sequence[Remembering]) -> dict[str, Figures]:
-    """The figures of every way that the set allows."""
-    tokens = _tokens(data.test)
-    found = {name: plain_figures(way(data), tokens) for name, way in _SIMPLE.items()}
-    found[INPUT_FOREST] = _taught(data, _InputLength())
-    found[HISTORY] = _taught(data, HistoryFeatures()) if data.has_text else _online(data)
-    if not data.has_text:
-        return found
-    for features in encoded:
-        features.encode(data)
-        for name, settings in ((features.encoder, None), (f"{features.encoder}, rf", _PAPER)):
-            found[name] = _taught(data, features, settings=settings, timed=features.computed)
-    return found
-
-
-class Remembering:
-    """Magnus's features, computed once a request: sets overlap, and each is learned by two forests."""
-
-    def __init__(self, encoder: str) -> None:
-        self.encoder = encoder
-        self.computed = MagnusFeatures(text_encoder(encoder))
-        self.name, self.num_features = self.computed.name, self.computed.num_features
-        self._known: dict[RequestFacts, Rows] = {}
-
-    def encode(self, data: DataSet) -> None:
-        """Compute what is not known yet of a set, all together."""
-        requests = [row.facts for row in (*data.train, *data.test) if row.facts not in self._known]
-        self._known.update(zip(requests, self.computed.rows(requests), strict=True))
-
-    def rows(self, requests: Sequence[RequestFacts]) -> Rows:
-        """(requests, features) of requests that were encoded."""
-        return np.array([self._known[facts] for facts in requests], dtype=np.float32)
-
-    def ended(self, facts: RequestFacts, output_tokens: int) -> None:
-        """Texts say the same whatever has ended."""
-
-
-def _tokens(rows: Sequence[Answered]) -> Tokens:
-    return np.array([row.output_tokens for row in rows], dtype=np.float64)
-
-
-def _inputs(rows: Sequence[Answered]) -> Tokens:
-    return np.array([user_input_tokens(row.facts) for row in rows])
-
-
-def _mean(data: DataSet) -> Tokens:
-    return np.full(len(data.test), _tokens(data.train).mean())
-
-
-def _app_mean(data: DataSet) -> Tokens:
-    by_app: dict[str, list[int]] = {}
-    for row in data.train:
-        by_app.setdefault(row.facts.tenant, []).append(row.output_tokens)
-    overall = _tokens(data.train).mean()
-    return np.array([np.mean(by_app.get(row.facts.tenant, overall)) for row in data.test])
-
-
-def _linear(data: DataSet) -> Tokens:
-    slope, start = np.polyfit(_inputs(data.train), _tokens(data.train), 1)
-    fitted: Tokens = np.maximum(1.0, start + slope * _inputs(data.test))
-    return fitted
-
-
-_SIMPLE: dict[str, Callable[[DataSet], Tokens]] = {MEAN: _mean, APP_MEAN: _app_mean, LINEAR: _linear}
-
-
-class _InputLength:
-    """The length of the user's input alone."""
-
-    name = "input length"
-    num_features = 1
-
-    def rows(self, requests: Sequence[RequestFacts]) -> Rows:
-        """(requests, 1)."""
-        return np.array([[user_input_tokens(facts)] for facts in requests], dtype=np.float32).reshape(-1, 1)
-
-    def ended(self, facts: RequestFacts, output_tokens: int) -> None:
-        """The length says the same whatever has ended."""
-
-
-def _taught(
-    data: DataSet,
-    features: LengthFeatures,
-    *,
-    settings: LengthSettings | None = None,
-    timed: LengthFeatures | None = None,
+def figures(
+    estimates: Sequence[LengthEstimate], tokens: Sequence[int], times_us: Sequence[Sequence[float]]
 ) -> Figures:
-    """A forest taught by one side of the set and judged by the other; `timed` is timed in the features' place."""
-    predictor = ForestPredictor(features, settings)
-    predictor.learn_from((row.facts, row.output_tokens) for row in data.train)
-    requests = [row.facts for row in data.test]
-    estimates = [estimate for estimate in predictor.predict_many(requests) if estimate is not None]
-    return figures(estimates, _tokens(data.test), _costs(predictor, timed or features, requests))
+    """The figures of predictions of answers of so many tokens."""
+    pairs = list(zip(estimates, tokens, strict=True))
+    predict_us, observe_us = (median(times) for times in times_us)
+    return Figures(
+        mae=fmean(abs(said.tokens - actual) for said, actual in pairs),
+        tau=kendall_tau((said.tokens, actual) for said, actual in pairs),
+        pinball=fmean(said.pinball_tokens(actual) for said, actual in pairs),
+        coverage=fmean(said.low_tokens <= actual <= said.high_tokens for said, actual in pairs),
+        predict_us=predict_us,
+        observe_us=observe_us,
+    )
 
 
-def _costs(predictor: ForestPredictor, timed: LengthFeatures, requests: Sequence[RequestFacts]) -> Costs:
-    """What one request takes by itself; the predictor's own features are looked up, which takes next to nothing."""
-    timed.rows(requests[:1])
-    encode_us = median_us(lambda index: timed.rows(requests[index : index + 1]), len(requests))
-    own_us = median_us(lambda index: predictor.features.rows(requests[index : index + 1]), len(requests))
-    whole_us = median_us(lambda index: predictor.predict(requests[index]), len(requests))
-    return Costs(encode_us, max(0.0, whole_us - own_us))
-
-
-def _online(data: DataSet) -> Figures:
-    """Learned from nothing, an answer at a time in recorded order, by the paper's rule; judged where the rest is."""
-    predictor = ForestPredictor(HistoryFeatures(), inline=True)
-    estimates: list[LengthEstimate] = []
-    tokens: list[int] = []
-    for index, row in enumerate((*data.train, *data.test)):
-        estimate = predictor.predict(row.facts)
-        if index >= len(data.train) and estimate is not None:
-            estimates.append(estimate)
+def judged(stream: Sequence[Answered], way: LengthPredictor, *, tenants: bool = True) -> Figures:
+    """A way that has seen nothing on a stream, answer by answer; told whose a request is, or only its prompt."""
+    prefixes = SharedPrefix()
+    estimates, tokens = [], []
+    times_us: tuple[list[float], list[float]] = ([], [])
+    for number, row in enumerate(stream):
+        facts = prefixes.facts(
+            row.prompt,
+            num_prompt_tokens=row.prompt_tokens,
+            max_output_tokens=LIMIT,
+            tenant=row.application if tenants else "",
+        )
+        started_s = time.process_time()
+        said = way.predict(facts)
+        predicted_s = time.process_time()
+        way.observe(facts, row.output_tokens)
+        times_us[0].append(1e6 * (predicted_s - started_s))
+        times_us[1].append(1e6 * (time.process_time() - predicted_s))
+        if number >= SKIPPED and said is not None:
+            estimates.append(said)
             tokens.append(row.output_tokens)
-        predictor.observe(row.facts, row.output_tokens)
-    costs = _costs(predictor, predictor.features, [row.facts for row in data.test])
-    return figures(estimates, np.array(tokens, dtype=np.float64), costs)
+    return figures(estimates, tokens, times_us)
 
 
 # ---- the bench ---------------------------------------------------------------------------------------
 
-ROWS = 3000
+ROWS = 1500
 LEAST_ROWS = 100
 """With fewer, what learns from nothing has hardly begun where it is judged."""
-ENCODERS = "hash,minilm"
-_COLUMNS = (("mae", 1), ("rmse", 1), ("tau", 3), ("coverage", 3), ("encode_us", 0), ("predict_us", 0))
+_COLUMNS = {"mae": 1, "tau": 3, "pinball": 2, "coverage": 3, "predict_us": 0, "observe_us": 0}
 
 
 def main() -> None:
-    """Print `{"data", "rows_a_set", "sets": [{"name", "ways": {...}}], "no_better_than_the_mean", "references"}`."""
+    """Print `{"data", "rows_a_stream", "half", "streams": [{"name", "ways": {...}}], "beaten", "mean", "repeated"}`."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, in place of a table")
     parser.add_argument(
         "--data", type=Path, help="folder with text/ and lengths/; default: the shared data, else demo tasks"
     )
-    parser.add_argument("--rows", type=int, default=ROWS, help=f"at most so many of each set ({ROWS})")
+    parser.add_argument("--rows", type=int, default=ROWS, help=f"at most so many of each stream ({ROWS})")
+    parser.add_argument("--half", choices=(TUNE, REPORT), default=REPORT, help="which prompts")
     parser.add_argument(
-        "--encoders", default=ENCODERS, help=f"{ENCODERS}, st:<directory or hub id>; commas between"
+        "--no-tenants", action="store_true", help="ways see the prompt alone, not whose it is"
     )
     arguments = parser.parse_args()
     if arguments.rows < LEAST_ROWS:
         parser.error(f"--rows is {arguments.rows}; accepted: {LEAST_ROWS} or more")
     data = arguments.data or (SHARED if SHARED.is_dir() else None)
-    encoded = [Remembering(encoder) for encoder in arguments.encoders.split(",")]
-    on_one_core()
-    found = measured(load_sets(data, arguments.rows), encoded)
+    streams = load_streams(data, arguments.rows, arguments.half)
     found = {
         "data": "demo-tasks" if data is None else "shared",
-        "rows_a_set": arguments.rows,
-        **found,
-        "references": {} if data is None else references(data),
+        "rows_a_stream": arguments.rows,
+        "half": arguments.half,
+        **measured(streams, tenants=not arguments.no_tenants),
+        "repeated": None if data is None else _again(data),
     }
     print(json.dumps(found) if arguments.json else table(found))
 
 
-def on_one_core() -> None:
-    """Keep sentence-transformers' library to one thread, as figures are of one core."""
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        torch.set_num_threads(1)
-
-
-def measured(sets: Sequence[DataSet], encoded: Sequence[Remembering]) -> dict[str, Any]:
-    """Every way on every set, and where a way with a forest is no better than the mean of the application."""
+def measured(streams: dict[str, list[Answered]], *, tenants: bool = True) -> dict[str, Any]:
+    """Every way on every stream with answers to judge, where a simple way beats the product, and by how much all."""
     rows = []
-    for data in sets:
-        print(f"{data.name}: {len(data.train)} teach, {len(data.test)} judge", file=sys.stderr)
-        ways = judged(data, encoded)
+    for name, stream in streams.items():
+        if len(stream) <= SKIPPED:
+            continue
+        print(f"{name}: {len(stream)} requests", file=sys.stderr)
+        ways = {way: judged(stream, make(), tenants=tenants) for way, make in WAYS.items()}
         rows.append(
-            {
-                "name": data.name,
-                "kind": data.kind,
-                "train_rows": len(data.train),
-                "test_rows": len(data.test),
-                "mean_tokens": round(float(np.mean([row.output_tokens for row in data.test])), 1),
-                "ways": {name: rounded(figures) for name, figures in ways.items()},
-            }
+            {"name": name, "rows": len(stream), "ways": {way: rounded(each) for way, each in ways.items()}}
         )
-    return {"sets": rows, "no_better_than_the_mean": no_better(rows)}
+    return {"streams": rows, "beaten": beaten(rows), "mean": mean(rows)}
 
 
-def rounded(figures: Figures) -> dict[str, float | None]:
+def rounded(figures: Figures) -> dict[str, float]:
     """As many digits as mean something."""
     values = asdict(figures)
-    return {
-        name: None if values[name] is None else round(values[name], digits + 1) for name, digits in _COLUMNS
-    }
+    return {name: round(values[name], digits + 1) for name, digits in _COLUMNS.items()}
 
 
-def no_better(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Way -> sets on which its mean absolute error is not below that of the application's mean."""
-    found: dict[str, list[str]] = {}
+def beaten(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Figure -> streams on which a simple way is better than the product's predictor, and by how much."""
+    found: dict[str, list[str]] = {"mae": [], "tau": []}
     for row in rows:
-        limit = row["ways"][APP_MEAN]["mae"]
-        for name, figures in row["ways"].items():
-            if name not in BASELINES and figures["mae"] >= limit:
-                found.setdefault(name, []).append(row["name"])
+        own = row["ways"][LEARNED]
+        for way in SIMPLE:
+            other = row["ways"][way]
+            if other["mae"] < own["mae"]:
+                found["mae"].append(f"{row['name']}: {way} by {100 * (own['mae'] / other['mae'] - 1):.1f} %")
+            if other["tau"] > own["tau"]:
+                found["tau"].append(f"{row['name']}: {way} by {other['tau'] - own['tau']:.3f}")
     return found
 
 
-def references(data: Path) -> dict[str, dict[str, float]]:
-    """What others reach: another answer to the same prompt, and a published predictor's classes (tau alone)."""
-    one, other = np.array(repeated(data), dtype=np.float64).T
-    again = plain_figures(one, other)
-    classes, tokens = np.array(published_classes(data), dtype=np.float64).T
+def mean(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Way -> mean tau, and the geometric mean of its errors over the product's."""
     return {
-        "another answer of the same model to the same prompt": {
-            "mae": round(again.mae, 1),
-            "mean_tokens": round(float(other.mean()), 1),
-            "tau": round(again.tau, 3),
-        },
-        "a published BERT predictor, 5 classes": {"tau": round(plain_figures(classes, tokens).tau, 3)},
+        way: {
+            "tau": round(fmean(row["ways"][way]["tau"] for row in rows), 3),
+            "mae_over_learned": round(
+                exp(fmean(log(row["ways"][way]["mae"] / row["ways"][LEARNED]["mae"]) for row in rows)), 3
+            ),
+        }
+        for way in WAYS
+    }
+
+
+def _again(data: Path) -> dict[str, float]:
+    """How far another answer of the same model to the same prompt is from the first."""
+    pairs = repeated(data)
+    return {
+        "mae": round(fmean(abs(one - other) for one, other in pairs), 1),
+        "mean_tokens": round(fmean(other for _, other in pairs), 1),
+        "tau": round(kendall_tau(pairs), 3),
     }
 
 
 def table(found: dict[str, Any]) -> str:
-    """One block a set, one line a way."""
+    """One block a stream, one line a way."""
     lines = []
-    for row in found["sets"]:
-        lines.append(
-            f"{row['name']} ({row['kind']}): {row['train_rows']} teach, {row['test_rows']} judge, "
-            f"answers of {row['mean_tokens']} tokens"
-        )
-        lines.append(f"  {'':28}" + "".join(f"{name:>11}" for name, _ in _COLUMNS))
+    for row in found["streams"]:
+        lines.append(f"{row['name']}: {row['rows']} requests")
+        lines.append(f"  {'':16}" + "".join(f"{name:>12}" for name in _COLUMNS))
         for name, figures in row["ways"].items():
-            cells = (
-                "–" if figures[column] is None else f"{figures[column]:.{digits}f}"
-                for column, digits in _COLUMNS
-            )
-            lines.append(f"  {name:28}" + "".join(f"{cell:>11}" for cell in cells))
-    for name, sets in found["no_better_than_the_mean"].items():
-        lines.append(f"{name}: no better than the mean of the application on {', '.join(sets)}")
-    for name, figures in found["references"].items():
-        lines.append(f"{name}: " + ", ".join(f"{key} {value}" for key, value in figures.items()))
+            cells = (f"{figures[column]:.{digits}f}" for column, digits in _COLUMNS.items())
+            lines.append(f"  {name:16}" + "".join(f"{cell:>12}" for cell in cells))
+    for figure, streams in found["beaten"].items():
+        lines.append(f"{figure} of {LEARNED} beaten on: {'; '.join(streams) or 'no stream'}")
+    for way, values in found["mean"].items():
+        lines.append(f"{way}: " + ", ".join(f"{key} {value}" for key, value in values.items()))
+    if found["repeated"]:
+        lines.append(
+            "another answer to the same prompt: "
+            + ", ".join(f"{k} {v}" for k, v in found["repeated"].items())
+        )
     return "\n".join(lines)
 
 

@@ -25,7 +25,6 @@ from headway.core.batch_shape import BatchShape
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.batching.step_shapes import decode_shape, together
-from headway.predict.lengths.background import LearningThread
 from headway.predict.lengths.choice import NONE, length_predictor
 from headway.predict.models.known_models import model_shape
 from headway.predict.models.model_shape import ModelShape
@@ -119,9 +118,8 @@ def serve(
     if contender.predictor in (None, NONE):
         served = engine.serve(requests, seed)
     else:
-        predictor = length_predictor(contender.predictor, inline=False)
-        with LearningThread(predictor):
-            served = engine.serve(requests, seed, lengths=AskedPredictor(predictor))
+        predictor = AskedPredictor(length_predictor(contender.predictor))
+        served = engine.serve(requests, seed, lengths=predictor)
     return GpuRun(served=served, counters=engine.counters, schedule_s=schedule_s)
 
 

@@ -320,7 +320,7 @@ def test_a_length_predictor_is_passed_on_and_introduced(model: str, tmp_path: Pa
     }
     lines = introduction("m", "u", made).splitlines()
     assert f"Lengths of answers are predicted with learned; what is learned is kept in {file}." in lines
-    forgetful = introduction("m", "u", command(model, predictor="hash"))
+    forgetful = introduction("m", "u", command(model, predictor="learned"))
     assert "predicted with hash; what is learned is forgotten at the end." in forgetful
     unasked = command(model, policy="headway")
     assert headway_config(unasked) == {"policy": "headway"}

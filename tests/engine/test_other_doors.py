@@ -21,8 +21,7 @@ from headway.core.length_estimate import LengthEstimate
 from headway.engine import register
 from headway.engine.demo_model import DEMO, resolve_model
 from headway.engine.lengths import in_engine
-from headway.engine.lengths.forecasts import MAX_QUEUED
-from headway.engine.lengths.in_engine import EngineLengths
+from headway.engine.lengths.in_engine import MAX_QUEUED, EngineLengths
 from headway.engine.servers.server_command import SCHEDULER
 from headway.engine.vllm.model_free import ScriptedRequest, engine_config, to_request
 from headway.engine.vllm.seams import LENGTHS, NOTICING, Feature
@@ -262,7 +261,6 @@ def test_a_real_engine_survives_bad_hints_and_predicts_for_such_a_front_end(
         assert heard["good"].finish_reason is FinishReason.LENGTH
         for number in range(24):
             engine.answered(f"teaching-{number}", 5 + number % 12)
-        wait_for(engine.lengths.exists)  # after the first fit
         predicted = engine.answered("predicted", 12)["predicted_output_tokens"]
         assert 10 <= predicted <= 60  # answers had 15 to 48 tokens
     finally:

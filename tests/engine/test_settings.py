@@ -35,7 +35,7 @@ def test_every_setting_can_be_given_as_json() -> None:
         "slo_tbt_s": 0.05,
         "batch_width": 8,
         "host_kv": {"gib": 2.0, "bytes_per_s": 12e9, "blocks": None, "restore_share": 0.25},
-        "predictor": "hash",
+        "predictor": "learned",
         "length_model": "lengths.bin",
         "explain": 7,
         "records": "served.jsonl",
@@ -201,7 +201,7 @@ def test_a_file_for_lengths_is_of_no_use_where_nobody_predicts_them() -> None:
             ConfigError, match=r"length_model is 'x\.npz' but no lengths are predicted; accepted: "
         ):
             EngineSettings(length_model="x.npz", **settings).length_predictor()
-    assert EngineSettings(length_model="x.npz", predictor="hash").length_predictor() == "hash"
+    assert EngineSettings(length_model="x.npz", predictor="learned").length_predictor() == "learned"
     assert EngineSettings(length_model="x.npz", policy="headway").length_predictor() == "learned"
 
 
@@ -212,8 +212,8 @@ def test_a_file_for_lengths_is_of_no_use_where_nobody_predicts_them() -> None:
         ({"policy": "fastserve"}, None),
         ({"policy": "headway"}, "learned"),
         ({"policy": "headway", "predictor": "none"}, None),
-        ({"policy": "headway", "predictor": "hash"}, "hash"),
-        ({"predictor": "hash"}, "hash"),
+        ({"policy": "headway", "predictor": "learned"}, "learned"),
+        ({"predictor": "learned"}, "learned"),
         ({"order": "on-time"}, "learned"),
         ({"policy": "headway", "order": "arrival", "batching": "decode-first"}, None),
     ],
@@ -222,9 +222,3 @@ def test_lengths_are_predicted_for_policies_that_go_by_them(
     settings: dict[str, Any], predictor: str | None
 ) -> None:
     assert EngineSettings(**settings).length_predictor() == predictor
-
-
-def test_without_its_package_nobody_predicts_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.engine.settings.find_spec", lambda _: None)
-    assert EngineSettings(policy="headway").length_predictor() is None
-    assert EngineSettings(policy="headway", predictor="hash").length_predictor() == "hash"

@@ -165,7 +165,7 @@ WITHOUT_PREDICTIONS = "goes by predicted lengths, and nobody predicts any here"
     [
         ({"policy": "predicted"}, False),
         ({"policy": "predicted", "predictor": "none"}, True),
-        ({"policy": "predicted", "predictor": "hash"}, False),
+        ({"policy": "predicted", "predictor": "learned"}, False),
         ({"policy": "hrrn", "predictor": "none"}, True),
         # its batching sets room aside by them
         ({"policy": "predicted", "order": "arrival", "predictor": "none"}, True),
@@ -461,7 +461,7 @@ def test_the_self_check_passes_whatever_the_engine_was_told(
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_self_check_runs_the_policy_and_all_that_is_in_use(policy: str, asynchronous: bool) -> None:
     config = make_config(asynchronous, **DRAFTS, **ADAPTERS, host_kv=HostKv(blocks=64))
-    config.additional_config = {"headway": {"policy": policy, "batch_width": 8, "predictor": "hash"}}
+    config.additional_config = {"headway": {"policy": policy, "batch_width": 8, "predictor": "learned"}}
     verdict = self_check(config)
     assert verdict.fault is None
     assert verdict.features == (
@@ -508,7 +508,9 @@ def lora_fault(installed: pytest.MonkeyPatch) -> Any:
     installed.setattr(vllm, "__version__", "0.99.0")
     installed.setattr("headway.engine.step.compare._Comparison._adapters_full", lambda *_: False)
     config = make_config(**ADAPTERS)
-    config.additional_config = {"headway": {"policy": "sjf", "length_model": "lengths", "predictor": "hash"}}
+    config.additional_config = {
+        "headway": {"policy": "sjf", "length_model": "lengths", "predictor": "learned"}
+    }
     return config
 
 

@@ -55,8 +55,7 @@ def bench(**fields: Any) -> PolicyBench:
     [
         (None, None),
         ("none", "none"),
-        ("hash", "hash"),
-        ("learned:trees=5", "learned:trees=5"),
+        ("learned", "learned"),
         ("noisy-oracle:tau=0.8", "none"),
     ],
 )

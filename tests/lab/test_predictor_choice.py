@@ -57,8 +57,8 @@ def test_a_seed_is_the_runs_unless_the_predictor_names_one() -> None:
             "unknown predictor 'crystal-ball'; accepted: none, learned, .*noisy-oracle:tau=T, broken:way=",
         ),
         ("none:x=1", "unknown predictor 'none:x=1'"),
-        ("st", r"unknown predictor 'st'; accepted: none, .*st:DIR\|HUB .*noisy-oracle:tau=T"),
-        ("hash:x", "unknown predictor 'hash:x'; accepted: none, .*noisy-oracle:tau=T"),
+        ("st:./none", "'st:./none' is gone: 'learned' reads prompts too"),
+        ("hash", "'hash' is gone: 'learned' reads prompts too"),
         ("noisy-oracle", "predictor 'noisy-oracle': ''; accepted: tau=..., seed=N"),
         ("noisy-oracle:tau=high", "'tau=high'; accepted: tau=..., seed=N"),
         ("noisy-oracle:tau=0.6,way=x", "'way=x'; accepted: tau=..., seed=N"),
@@ -66,7 +66,7 @@ def test_a_seed_is_the_runs_unless_the_predictor_names_one() -> None:
         ("noisy-oracle:seed=1", "predictor 'noisy-oracle:seed=1' has no tau; accepted: tau=..."),
         ("noisy-oracle:tau=2", "tau of a noisy oracle is 2.0"),
         ("broken:way=none", "way of a broken predictor is 'none'"),
-        ("learned:magic=1", "magic"),
+        ("learned:trees=1", "'learned:trees=1' is gone: 'learned' reads prompts too, and has no settings"),
     ],
 )
 def test_what_is_not_accepted_is_said(spec: str, complaint: str) -> None:

@@ -117,3 +117,14 @@ def test_memory_is_bounded(prompts: list[tuple[int, ...]]) -> None:
     assert len(prefix._prompts) <= 3
     assert sum(prefix._sharing.values()) == sum(map(len, prefix._prompts.values())) <= 12
     assert all(prefix._sharing.values())
+
+
+def test_words_that_many_inputs_begin_with_are_no_part_of_the_instruction() -> None:
+    prefix = SharedPrefix(least_prompts=2)
+    instruction = "Translate the Java code into C#."
+    found = [prefix.split(f"{instruction}\n\npublic void {name}()") for name in ("run", "stop", "close")]
+    assert found[1:] == [(instruction, "\n\npublic void stop()"), (instruction, "\n\npublic void close()")]
+    # Without the end of a sentence or a line before them they cannot be told from it.
+    for name in ("cats", "dogs"):
+        split = prefix.split(f"Write a short poem about {name}")
+    assert split == ("Write a short poem about", " dogs")

@@ -19,7 +19,7 @@ def job(id_: str, prompt: int, output: int, arrival_s: float = 0.0, **fields: An
 
 def member(prompt: int, output: int, id_: str = "a", arrival_s: float = 0.0) -> BatchMember:
     """A job planned with exactly `output` tokens."""
-    return BatchMember(job(id_, prompt, output, arrival_s), output)
+    return BatchMember(job(id_, prompt, output, arrival_s), output, output)
 
 
 def batch(number: int, *lengths: tuple[int, int], arrival_s: float = 0.0) -> Batch:

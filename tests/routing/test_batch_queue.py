@@ -316,20 +316,35 @@ def test_what_a_batch_took_is_learned_with_its_true_longest_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("predicted", "planned", "tokens"),
+    ("predicted", "planned", "tokens", "memory_tokens"),
     [
-        (None, PlannedLength(), 100),  # nobody knows: its limit
-        (LengthEstimate(40.4, 20, 80), PlannedLength(), 40),
-        (LengthEstimate(40, 20, 80), PlannedLength(confidence=0.9), 80),
-        (LengthEstimate(40, 20, 80), PlannedLength(safety_factor=1.5), 60),
-        (LengthEstimate(40, 20, 80), PlannedLength(safety_factor=9.0), 100),  # never beyond the limit
-        (LengthEstimate(0.2, 0.1, 0.4), PlannedLength(), 1),
+        (None, PlannedLength(), 100, 100),  # nothing is known: its limit
+        (LengthEstimate(40.4, 20, 80), PlannedLength(), 40, 80),
+        (LengthEstimate(40, 20, 80), PlannedLength(confidence=0.9), 80, 80),
+        (LengthEstimate(40, 20, 80), PlannedLength(memory_confidence=0.5), 40, 40),
+        (LengthEstimate(40, 20, 80), PlannedLength(safety_factor=1.1), 44, 88),
+        (LengthEstimate(40, 20, 80), PlannedLength(safety_factor=9.0), 100, 100),  # never beyond the limit
+        (LengthEstimate(0.2, 0.1, 0.4), PlannedLength(), 1, 1),
     ],
 )
-def test_the_length_a_job_is_planned_with(
-    predicted: LengthEstimate | None, planned: PlannedLength, tokens: int
+def test_the_lengths_a_job_is_planned_with(
+    predicted: LengthEstimate | None, planned: PlannedLength, tokens: int, memory_tokens: int
 ) -> None:
-    assert planned.output_tokens(make_job(limit=100, predicted_length=predicted)) == tokens
+    member = planned.member(make_job(limit=100, predicted_length=predicted))
+    assert (member.output_tokens, member.memory_tokens) == (tokens, memory_tokens)
+
+
+def test_memory_is_planned_for_the_upper_ends_by_hand() -> None:
+    # Prompts of 10, answers of 10 that may come to 40: three seats take 3 x 50, four would take 200 of 190 tokens.
+    sizes = {}
+    for confidence in (0.9, 0.5):
+        settings = BatchSettings(capacity_tokens=190, memory_confidence=confidence)
+        waiting = build_batch_queue("abp", settings)
+        for number in range(4):
+            waiting.add(job(f"{number}", 10, 10, predicted_length=LengthEstimate(10, 5, 40)))
+        sizes[confidence] = [len(batch) for batch in waiting.waiting]
+        assert waiting.waiting[0].output_tokens == 10  # waste and times go by the median
+    assert sizes == {0.9: [3, 1], 0.5: [4]}
 
 
 def test_fixed_batches_of_seven_by_hand() -> None:
@@ -376,6 +391,7 @@ def test_a_batch_size_replaces_the_rows_own() -> None:
         ({"wma_limit": 0}, "wma_limit is 0; accepted: 1 or more"),
         ({"batch_size": 0}, "batch_size is 0; accepted: 1 or more"),
         ({"confidence": 1.0}, "confidence is 1.0; accepted: more than 0, less than 1"),
+        ({"memory_confidence": 0.0}, "memory_confidence is 0.0; accepted: more than 0, less than 1"),
         ({"safety_factor": 0.0}, "safety_factor is 0.0; accepted: a finite number, more than 0"),
         ({"safety_factor": inf}, "safety_factor is inf; accepted: a finite number, more than 0"),
     ],

@@ -14,13 +14,12 @@ import numpy.typing as npt
 from headway.core.prediction_quality import kendall_tau
 from headway.json_file import read_json, write_json
 from headway.lab.papers import Request, Tell
-from headway.predict.lengths.encoders import text_encoder
-from headway.predict.lengths.features import USER_GROUPS, MagnusFeatures
-from headway.predict.lengths.forest import LengthForest, Tokens
 from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.magnus.data import DataSource, TaskData, TaskRow, data_digest, load_natural, load_tasks
+from headway_reproduce.magnus.features import USER_GROUPS, MagnusFeatures
+from headway_reproduce.magnus.forest import LengthForest, Tokens
 from headway_reproduce.magnus.setting import PAPER_CORRELATION
-from headway_reproduce.magnus.simulation import ENCODER, SETTINGS, features
+from headway_reproduce.magnus.simulation import features
 from headway_reproduce.study import short
 
 MOST_ROWS = 1500
@@ -122,7 +121,7 @@ def _answers(train: Sequence[TaskRow], test: Sequence[TaskRow]) -> dict[str, Tok
     seen, unseen, tokens = features(train), features(test), _outputs(train)
     found: dict[str, Tokens] = {}
     for way, first in {FOREST: 0, WITH_INSTRUCTION: USER_GROUPS, INPUT_ONLY: seen.shape[1] - 1}.items():
-        found[way] = LengthForest(seen[:, first:], tokens, SETTINGS).ask(unseen[:, first:])[:, 1]
+        found[way] = LengthForest(seen[:, first:], tokens).ask(unseen[:, first:])
     trained = np.array([row.task for row in train])
     means = {name: float(tokens[trained == name].mean()) for name in set(trained)}
     found[MEAN] = np.array([means[row.task] for row in test])
@@ -174,8 +173,8 @@ def _outputs(rows: Sequence[TaskRow]) -> Tokens:
 
 def _seconds_a_request(train: Sequence[TaskRow], test: Sequence[TaskRow]) -> float:
     """The median, one request at a time."""
-    forest = LengthForest(features(train), _outputs(train), SETTINGS)
-    maker = MagnusFeatures(text_encoder(ENCODER))
+    forest = LengthForest(features(train), _outputs(train))
+    maker = MagnusFeatures()
     times_s = []
     for row in test[:: max(1, len(test) // _TIMED_REQUESTS)]:
         started_s = time.perf_counter()
@@ -204,7 +203,7 @@ def prediction_part(found: Accuracy) -> StudyPart:
         measured_on=f"measured, {found.rows_of}",
         headings=["data", "rows", "mean answer", "deviation", *shown],
         rows=rows,
-        note=f"On rows that were not trained on; encoder: {ENCODER}. The tasks share one predictor, each "
+        note="On rows that were not trained on; encoder: hash. The tasks share one predictor, each "
         "log has its own.",
     )
     correlation_table = StudyTable(

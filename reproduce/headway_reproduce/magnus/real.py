@@ -8,6 +8,9 @@ from dataclasses import replace
 from random import Random
 from tempfile import TemporaryFile
 
+import numpy as np
+
+from headway.core.length_estimate import LengthEstimate
 from headway.engine.demo_model import DEMO
 from headway.engine.servers.server_command import server_command
 from headway.engine.servers.server_process import ServerProcess
@@ -16,12 +19,13 @@ from headway.errors import SimulationError
 from headway.lab.papers import Tell
 from headway.lab.server import START_TIMEOUT_S, free_port
 from headway.loadgen import BatchPlan, ReplayOptions, replay, replay_batches
-from headway.predict.lengths.choice import length_predictor
-from headway.predict.lengths.facts import RequestFacts, SharedPrefix
+from headway.predict.lengths.facts import LengthPredictor, RequestFacts, SharedPrefix
 from headway.results import Summary, summarize
 from headway.traces import TraceRequest
 from headway.traces.demo_tasks import prompt_text
 from headway_reproduce.magnus.data import LONGEST_OUTPUT, DataSource, TaskRow, load_tasks
+from headway_reproduce.magnus.features import MagnusFeatures
+from headway_reproduce.magnus.forest import LengthForest
 from headway_reproduce.magnus.setting import MAGNUS, TODAY, VS, VS_BATCH
 from headway_reproduce.real_study import (
     RealColumn,
@@ -37,7 +41,6 @@ ROUNDS = 2
 REQUESTS_A_TASK = 30
 WARM_UP = 8
 SERVER_FLAGS = ("--max-num-seqs", "256", "--no-enable-prefix-caching")
-PREDICTOR = "hash:forest=rf,trees=20"
 
 
 REAL_SHOWN = RealShown(
@@ -130,10 +133,8 @@ def _served(
     if policy == TODAY:
         report = asyncio.run(replay(requests, options))
     else:
-        predictor = length_predictor(PREDICTOR, inline=False) if policy == MAGNUS else None
-        if predictor is not None:
-            predictor.learn_from(taught(training))
-        plan = BatchPlan(batches=policy, kv_tokens=kv_tokens, predictor=predictor)
+        predictor = TaughtForest(training) if policy == MAGNUS else None
+        plan = BatchPlan(batches=policy, kv_tokens=kv_tokens, predictor=predictor, memory_confidence=0.5)
         report = asyncio.run(replay_batches(requests, options, plan))
     summary = summarize(report.records)
     if summary.finished < len(requests):
@@ -148,3 +149,20 @@ def taught(training: Iterable[TaskRow]) -> Iterable[tuple[RequestFacts, int]]:
         instruction, user_input = prefixes.split(prompt_text(row.instruction, row.user_input))
         facts = row.facts()
         yield replace(facts, instruction=instruction, user_input=user_input), row.output_tokens
+
+
+class TaughtForest(LengthPredictor):
+    """The paper's forest, taught by the training rows. A round ends before a forest would be fitted anew."""
+
+    def __init__(self, training: Iterable[TaskRow]) -> None:
+        self._features = MagnusFeatures()
+        facts, tokens = zip(*taught(training), strict=True)
+        self._forest = LengthForest(self._features.rows(facts), np.array(tokens, dtype=np.float64))
+
+    def predict(self, facts: RequestFacts) -> LengthEstimate:
+        """The tokens that the forest says, without an interval."""
+        tokens = float(round(self._forest.ask(self._features.rows((facts,)))[0]))
+        return LengthEstimate(tokens, tokens, tokens)
+
+    def observe(self, facts: RequestFacts, output_tokens: int) -> None:
+        """Nothing is learned within a round."""

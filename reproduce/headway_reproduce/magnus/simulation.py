@@ -16,9 +16,6 @@ from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.errors import HeadwayError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.predict.lengths.encoders import text_encoder
-from headway.predict.lengths.features import MagnusFeatures
-from headway.predict.lengths.forest import LengthForest, LengthSettings, Rows, Tokens
 from headway.predict.steps.batch_time import BatchRow
 from headway.results.metrics import end_s, jct_s, measured
 from headway.routing.batch import Batch, BatchMember
@@ -38,6 +35,8 @@ from headway_reproduce.magnus.data import (
     task_requests,
 )
 from headway_reproduce.magnus.engine import BatchTimes, profile
+from headway_reproduce.magnus.features import MagnusFeatures
+from headway_reproduce.magnus.forest import LengthForest, Rows, Tokens, worth_learning
 from headway_reproduce.magnus.setting import (
     CAPACITY_TOKENS,
     CCB,
@@ -116,6 +115,7 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
         wma_limit=run.phi,
         batch_size=run.change.max_batch,
         safety_factor=run.change.safety,
+        memory_confidence=0.5,  # the paper's predictions have no interval
     )
     queue = build_batch_queue(run.policy, settings, times)
     queue.joining = joining = _TimedJoining(queue.joining)
@@ -253,12 +253,6 @@ def _profile(change: Change) -> tuple[BatchRow, ...]:
 
 # ---- lengths, predicted for a run and learned from its answers on its clock ----------------------------
 
-ENCODER = "hash"
-"""Needs no package and no file. LaBSE's place in the paper."""
-SETTINGS = LengthSettings(forest="rf", trees=20, period_s=LEARN_EVERY_S)
-"""The paper's forest and its rule of learning. A hundred trees err by no less here, and are fitted every three minutes
-of every run."""
-
 
 class Forecasts:
     """Predicts each request of a run when it comes, and learns from answers when they end.
@@ -290,7 +284,7 @@ class Forecasts:
         predicted = record.predicted_output_tokens
         if record.outcome is not Outcome.FINISHED or predicted is None:
             return
-        if SETTINGS.worth_learning(predicted, record.output_tokens):
+        if worth_learning(predicted, record.output_tokens):
             self._worse.append(int(record.id))
 
     def _learn(self, now_s: float) -> None:
@@ -304,15 +298,15 @@ class Forecasts:
         rows, tokens = training(self._source)
         outputs = np.array([self._outputs[number] for number in self._worse], dtype=np.float64)
         forest = LengthForest(
-            np.concatenate([rows, self._rows[self._worse]]), np.concatenate([tokens, outputs]), SETTINGS
+            np.concatenate([rows, self._rows[self._worse]]), np.concatenate([tokens, outputs])
         )
         self._tokens = _whole(forest.ask(self._rows))
         self.refits += 1
 
 
-def features(rows: Sequence[TaskRow], encoder: str = ENCODER) -> Rows:
-    """(rows, features): what the forest sees of each."""
-    return MagnusFeatures(text_encoder(encoder)).rows([row.facts() for row in rows])
+def features(rows: Sequence[TaskRow]) -> Rows:
+    """(rows, features): what the forest sees of each. The hash encoder has LaBSE's place: it needs no file."""
+    return MagnusFeatures().rows([row.facts() for row in rows])
 
 
 @lru_cache(maxsize=2)
@@ -324,7 +318,7 @@ def training(source: DataSource) -> tuple[Rows, Tokens]:
 
 @lru_cache(maxsize=2)
 def _first_forest(source: DataSource) -> LengthForest:
-    return LengthForest(*training(source), SETTINGS)
+    return LengthForest(*training(source))
 
 
 @lru_cache(maxsize=4)
@@ -333,6 +327,6 @@ def _served_features(source: DataSource, seed: int) -> Rows:
 
 
 def _whole(answers: Tokens) -> npt.NDArray[np.float64]:
-    """The middle of each answer, (rows,), rounded, 1 to Gmax."""
-    found: npt.NDArray[np.float64] = np.clip(np.rint(answers[:, 1]), 1, LONGEST_OUTPUT)
+    """Each answer, (rows,), rounded, 1 to Gmax."""
+    found: npt.NDArray[np.float64] = np.clip(np.rint(answers), 1, LONGEST_OUTPUT)
     return found

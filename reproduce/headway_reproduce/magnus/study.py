@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from headway.lab.papers import Request, Size, Tell
-from headway.predict.lengths.forest import lightgbm
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway_reproduce.magnus.accuracy import accuracy, accuracy_seconds, prediction_data, prediction_part
@@ -11,6 +10,7 @@ from headway_reproduce.magnus.cells import Scope
 from headway_reproduce.magnus.data import find_data, load_tasks, requests_a_task
 from headway_reproduce.magnus.engine import toy
 from headway_reproduce.magnus.findings import Findings, Rates
+from headway_reproduce.magnus.forest import lightgbm
 from headway_reproduce.magnus.real import MEASUREMENT, REAL_SHOWN
 from headway_reproduce.magnus.reasons import Reasons, toy_data, toy_part
 from headway_reproduce.magnus.setting import CAPACITY_TOKENS, HARDWARE, MODEL, SEEDS, VS, VS_BATCH, VSQ_BATCH

@@ -41,7 +41,7 @@ EPILOG = """Examples:
       --trace mine.csv
 
   headway replay --url http://127.0.0.1:8000 --url http://127.0.0.1:8001 \\
-      --batches magnus --predictor hash --out records.jsonl --trace mine.jsonl
+      --batches magnus --predictor learned --out records.jsonl --trace mine.jsonl
 
 Requests are sent at their own times, whatever became of earlier ones. Prompts that the trace does not have
 are made up to its lengths, and every answer is forced to the trace's length. Goodput is of requests with targets:
@@ -62,7 +62,7 @@ class BatchFlags:
     predictor: Annotated[
         str | None,
         Setting(
-            "With --batches: who predicts answers' lengths, and learns them: learned, hash, minilm or st:DIR|HUB.",
+            "With --batches: who predicts answers' lengths, and learns them: learned.",
             "SPEC",
         ),
     ] = None
@@ -307,17 +307,20 @@ def remarks(report: ReplayReport) -> list[str]:
 
 @contextmanager
 def _learning(spec: str | None, kept: Path | None) -> Iterator[LengthPredictor | None]:
-    """The predictor of that description with what was kept of it, fitted beside the replay and kept again."""
+    """The predictor of that description with what was kept of it, which is kept again."""
     if spec is None:
         yield None
         return
-    from headway.predict.lengths.background import LearningThread, load_lengths
     from headway.predict.lengths.choice import length_predictor
+    from headway.predict.lengths.kept import LengthKeeper, load_lengths
 
-    predictor = length_predictor(spec, inline=False)
-    if kept is not None and kept.exists():
+    predictor = length_predictor(spec)
+    if kept is None:
+        yield predictor
+        return
+    if kept.exists():
         load_lengths(kept, predictor)
-    with LearningThread(predictor, save_to=kept):
+    with LengthKeeper(predictor, kept):
         yield predictor
 
 

@@ -33,7 +33,7 @@ EPILOG = """Examples:
 
   headway serve Qwen/Qwen3-8B --policy adaptivellm-plus --host-kv-gib 16
 
-  headway serve ./model --policy predicted --predictor hash --length-model lengths.headway
+  headway serve ./model --policy predicted --length-model lengths.headway
 
 Several instances behind one address (the page is at /dashboard):
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from importlib.util import find_spec
 from typing import Annotated, Any
 
 import msgspec
@@ -64,7 +63,7 @@ class EngineSettings:
     predictor: Annotated[
         str | None,
         Setting(
-            "Predict answers' lengths, and learn from those that end: learned, hash, minilm, st:DIR|HUB or none "
+            "Predict answers' lengths, and learn from those that end: learned or none "
             "(default: learned, for policies that go by them).",
             "SPEC",
         ),
@@ -129,8 +128,8 @@ class EngineSettings:
     def length_predictor(self) -> str | None:
         """What is to predict lengths in API servers: what was given, else the usual one where the policy goes by them.
 
-        None where nobody does: `none` was given, the policy has no use for them, or LightGBM is not installed. Raises
-        ConfigError if there is a file for what is learned then.
+        None where nobody does: `none` was given, or the policy has no use for them. Raises ConfigError if there is a
+        file for what is learned then.
         """
         from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE  # numpy: not for `--help`
 
@@ -138,13 +137,13 @@ class EngineSettings:
             found = None if self.predictor == NONE else self.predictor
         else:
             wanted = build_policy(self.preset()).uses_predictions
-            found = DEFAULT_PREDICTOR if wanted and find_spec("lightgbm") is not None else None
+            found = DEFAULT_PREDICTOR if wanted else None
         if found is None and self.length_model is not None:
             raise ConfigError.of(
                 "length_model",
                 f"{self.length_model!r} but no lengths are predicted",
                 "a file beside predictor, which says with what (--predictor of `headway serve`), or a policy that "
-                "goes by lengths, where LightGBM is installed",
+                "goes by lengths",
             )
         return found
 

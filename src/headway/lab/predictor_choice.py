@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.predict.lengths.choice import ACCEPTED, NONE, is_length_predictor, length_predictor
+from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE, REPLACED, length_predictor
 from headway.sim.lengths import WAYS, AskedPredictor, Broken, LengthSource, NoisyOracle
 from headway.traces import TraceRequest
 
@@ -29,19 +29,21 @@ def predictor_label(spec: str) -> str:
 
 
 def check_predictor_name(spec: str, *, made: bool = True) -> None:
-    """Raise ConfigError unless a predictor is written as one is; nothing is loaded, which can take seconds.
+    """Raise ConfigError unless a predictor is written as one is.
 
     Without `made` also for one that knows the true lengths.
     """
-    if spec == NONE or is_length_predictor(spec) or (made and is_made(spec)):
+    if spec in (NONE, DEFAULT_PREDICTOR) or (made and is_made(spec)):
         return
-    accepted = f"{NONE}, {ACCEPTED}"
+    accepted = f"{NONE}, {DEFAULT_PREDICTOR}"
     if is_made(spec):
         raise ConfigError.of(
             "predictor", f"{spec!r}, which knows the true lengths, so nobody can deploy it", accepted
         )
     if made:
         accepted += f", noisy-oracle:tau=T, broken:way={'|'.join(WAYS)}"
+    if spec.partition(":")[0] in REPLACED:
+        length_predictor(spec)  # which says what has its place
     raise ConfigError(f"unknown predictor {spec!r}; accepted: {accepted}")
 
 

@@ -18,7 +18,7 @@ from headway.loadgen.instance import KvMemory, ServedInstance, find_instances
 from headway.loadgen.replay import ReplayBook, ReplayReport, unless, until_ended
 from headway.loadgen.replay_options import ReplayOptions
 from headway.predict.lengths.facts import LengthPredictor
-from headway.routing.batch_queue import BatchQueue, BatchTime
+from headway.routing.batch_queue import MEMORY_CONFIDENCE, BatchQueue, BatchTime
 from headway.routing.magnus import WMA_LIMIT, BatchSettings, build_batch_queue, find_batch_preset
 from headway.traces import TraceRequest
 
@@ -40,6 +40,7 @@ class BatchPlan:
     batch_size: int | None = None
     wma_limit: int = WMA_LIMIT
     confidence: float = 0.5
+    memory_confidence: float = MEMORY_CONFIDENCE
     safety_factor: float = 1.0
     predictor: LengthPredictor | None = None
     batch_time: BatchTime | None = None
@@ -71,6 +72,7 @@ class BatchPlan:
             batch_size=self.batch_size,
             wma_limit=self.wma_limit,
             confidence=self.confidence,
+            memory_confidence=self.memory_confidence,
             safety_factor=self.safety_factor,
         )
 

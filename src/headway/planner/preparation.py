@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from headway.core.slo import Slo
 from headway.errors import ConfigError, TraceError
 from headway.lab.kept_runs import release
-from headway.lab.policy_choice import OWN_PARTS, said_without_targets, uses_predictions
+from headway.lab.policy_choice import said_without_targets
 from headway.lab.predictor_choice import check_predictor
 from headway.lab.trace import Trace, trace_facts
 from headway.planner.machine import Configuration, Machine, Node
@@ -18,7 +18,6 @@ from headway.planner.runs import Task, capacity_rps, fitting, read_once
 from headway.planner.sampling import final_window_s, samples_in_all
 from headway.planner.space import TP_SIZES, Space, build_space
 from headway.policies.presets import POOLED, known_presets
-from headway.predict.lengths.choice import DEFAULT_PREDICTOR
 from headway.predict.models.known_models import model_shape
 from headway.traces import TraceRequest
 
@@ -97,7 +96,7 @@ def prepare(request: PlanRequest) -> Prepared:
             "fewest is asked for without targets; accepted: with --slo-ttft, --slo-tbt or --slo-deadline"
         )
     policies = request.policies or usual_policies(asked, request.gpus)
-    _check_predictor(request.predictor, policies)
+    check_predictor(request.predictor)
     space = _space(request, task, asked, policies)
     if request.load is not None:
         capacity = capacity_rps(task, space.default[request.gpus], fit)
@@ -115,14 +114,6 @@ def prepare(request: PlanRequest) -> Prepared:
         requests=len(sent),
         left_out=len(requests) - len(sent),
     )
-
-
-def _check_predictor(predictor: str, policies: Sequence[str]) -> None:
-    """Raise ConfigError for one that is not accepted; the usual one is not looked at where no policy goes by it, since
-    that takes seconds, and a package that need not be there.
-    """
-    if predictor != DEFAULT_PREDICTOR or any(uses_predictions(policy, OWN_PARTS) for policy in policies):
-        check_predictor(predictor)
 
 
 def _task(request: PlanRequest, requests: Sequence[TraceRequest]) -> Task:

@@ -31,10 +31,11 @@ def batch_wma(prompt_tokens: int, output_tokens: int, least_read_alone: int, *, 
 
 @dataclass(frozen=True, slots=True)
 class BatchMember:
-    """A job, and the output tokens it is planned with."""
+    """A job, the output tokens it is planned with, and those that memory is planned for."""
 
     job: Job
     output_tokens: int
+    memory_tokens: int
 
     @property
     def read_alone(self) -> int:
@@ -55,6 +56,7 @@ class Batch:
     sealed: bool = False
     prompt_tokens: int = field(init=False, default=0)
     output_tokens: int = field(init=False, default=0)
+    memory_tokens: int = field(init=False, default=0)
     oldest_arrival_s: float = field(init=False)
     _arrivals_s: float = field(init=False, default=0.0)
     _least_read_alone: int = field(init=False)
@@ -87,6 +89,7 @@ class Batch:
 
     def _count(self, member: BatchMember) -> None:
         self.prompt_tokens, self.output_tokens = self.padded_with(member)
+        self.memory_tokens = max(self.memory_tokens, member.memory_tokens)
         self.oldest_arrival_s = min(self.oldest_arrival_s, member.job.arrival_s)
         self._arrivals_s += member.job.arrival_s
         self._least_read_alone = min(self._least_read_alone, member.read_alone)
@@ -97,6 +100,11 @@ class Batch:
             max(self.prompt_tokens, member.job.num_prompt_tokens),
             max(self.output_tokens, member.output_tokens),
         )
+
+    def seat_tokens_with(self, member: BatchMember) -> int:
+        """KV tokens that memory is planned for at every seat once the member has joined."""
+        prompt_tokens, _ = self.padded_with(member)
+        return prompt_tokens + max(self.memory_tokens, member.memory_tokens)
 
     def wma_with(self, member: BatchMember, *, inclusive: bool) -> int:
         """WMA of the batch once the member has joined. O(1)."""

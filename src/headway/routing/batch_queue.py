@@ -8,6 +8,7 @@ from math import ceil, inf
 from typing import Protocol
 
 from headway.core.job import Job
+from headway.core.length_estimate import TAIL
 from headway.routing.batch import Batch, BatchMember, halved
 
 
@@ -35,8 +36,8 @@ class FixedSize:
 class LeastWaste:
     """The batch that wastes least with the request in it, if that is less than `wma_limit`.
 
-    A batch that would need more KV tokens than `capacity_tokens`, padded and grown to its longest planned
-    answer, is passed over, and so is one with `max_size` members. Each seat takes whole blocks of
+    A batch that would need more KV tokens than `capacity_tokens`, padded and grown to the longest answer that
+    memory is planned for, is passed over, and so is one with `max_size` members. Each seat takes whole blocks of
     `block_tokens`. Of equals the oldest. O(batches) an arrival.
     Source: Magnus, Algorithm 1 (Phi is `wma_limit`, Theta / Delta is `capacity_tokens`).
     """
@@ -61,7 +62,7 @@ class LeastWaste:
         size = len(batch) + 1
         if self.max_size is not None and size > self.max_size:
             return False
-        blocks = ceil(sum(batch.padded_with(member)) / self.block_tokens)
+        blocks = ceil(batch.seat_tokens_with(member) / self.block_tokens)
         return size * blocks * self.block_tokens <= self.capacity_tokens
 
 
@@ -121,22 +122,31 @@ class HighestRatio:
         return (now_s - since_s) / max(seconds, _LEAST_S)
 
 
+MEMORY_CONFIDENCE = 1 - TAIL
+"""The upper end of a predicted length's interval."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedLength:
-    """The output tokens a job is planned with: what its answer stays within at `confidence`, times a safety factor.
+    """The output tokens a job is planned with: what its answer stays within at a confidence, times a safety factor.
 
-    Between 1 and the job's limit; the limit itself for a job without a predicted length.
+    At `confidence` for waste and times, at `memory_confidence` for memory: an answer that outgrows it costs its batch
+    a split. Between 1 and the job's limit; the limit itself for a job without a predicted length.
     """
 
     confidence: float = 0.5
+    memory_confidence: float = MEMORY_CONFIDENCE
     safety_factor: float = 1.0
 
-    def output_tokens(self, job: Job) -> int:
-        """Whole tokens, 1 to the job's limit."""
+    def member(self, job: Job) -> BatchMember:
+        """The job, and whole tokens, 1 to its limit."""
+        return BatchMember(job, self._within(job, self.confidence), self._within(job, self.memory_confidence))
+
+    def _within(self, job: Job, confidence: float) -> int:
         estimate = job.predicted_length
         if estimate is None:
             return job.max_output_tokens
-        tokens = round(self.safety_factor * estimate.at(self.confidence))
+        tokens = round(self.safety_factor * estimate.at(confidence))
         return min(max(1, tokens), job.max_output_tokens)
 
 
@@ -171,7 +181,7 @@ class BatchQueue:
 
     def add(self, job: Job) -> None:
         """A job has come: it joins a waiting batch or opens one."""
-        member = BatchMember(job, self.planned.output_tokens(job))
+        member = self.planned.member(job)
         batch = self.joining.join(member, self._open.values())
         if batch is None:
             self._put(self._open, [member])

@@ -7,6 +7,7 @@ from math import inf
 
 from headway.errors import ConfigError
 from headway.routing.batch_queue import (
+    MEMORY_CONFIDENCE,
     BatchQueue,
     BatchTime,
     Choosing,
@@ -79,8 +80,8 @@ class BatchSettings:
     """What a central queue is configured with.
 
     `capacity_tokens` is the KV memory of one instance, handed out in blocks of `block_tokens`. `batch_size`
-    replaces the row's own. Lengths are planned with what answers stay within at `confidence`, times
-    `safety_factor`. Raises ConfigError for a value out of range.
+    replaces the row's own. Lengths are planned with what answers stay within at `confidence`, memory at
+    `memory_confidence`, times `safety_factor`. Raises ConfigError for a value out of range.
     """
 
     capacity_tokens: int
@@ -89,6 +90,7 @@ class BatchSettings:
     wma_limit: int = WMA_LIMIT
     inclusive: bool = False
     confidence: float = 0.5
+    memory_confidence: float = MEMORY_CONFIDENCE
     safety_factor: float = 1.0
     mean_wait: bool = False
 
@@ -98,8 +100,9 @@ class BatchSettings:
                 raise ConfigError.of(name, getattr(self, name), "1 or more tokens")
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError.of("batch_size", self.batch_size, "1 or more requests")
-        if not 0 < self.confidence < 1:
-            raise ConfigError.of("confidence", self.confidence, "more than 0, less than 1")
+        for name in ("confidence", "memory_confidence"):
+            if not 0 < getattr(self, name) < 1:
+                raise ConfigError.of(name, getattr(self, name), "more than 0, less than 1")
         if not 0 < self.safety_factor < inf:
             raise ConfigError.of("safety_factor", self.safety_factor, "a finite number, more than 0")
 
@@ -117,7 +120,7 @@ def build_batch_queue(name: str, settings: BatchSettings, batch_time: BatchTime 
     return BatchQueue(
         joining=_joining(row, settings),
         choosing=_choosing(row, settings, batch_time),
-        planned=PlannedLength(settings.confidence, settings.safety_factor),
+        planned=PlannedLength(settings.confidence, settings.memory_confidence, settings.safety_factor),
         batch_time=batch_time,
     )
 

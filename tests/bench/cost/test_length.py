@@ -10,108 +10,117 @@ import numpy as np
 import pytest
 
 from bench.cost.length import (
-    ALL_TASKS,
-    APP_MEAN,
+    CHATS,
     COUNTS,
-    HISTORY,
-    INPUT_FOREST,
-    LINEAR,
-    LOGS,
-    MEAN,
+    INPUT,
+    LEARNED,
+    MAGNUS,
+    MEDIAN,
+    MIXED,
     QUESTIONS,
+    REPORT,
     SHARED,
     TASKS,
+    TUNE,
+    WAYS,
     Answered,
-    DataSet,
-    Remembering,
+    InputLength,
+    RunningMedian,
+    beaten,
     figures,
     judged,
-    load_sets,
+    load_streams,
     main,
+    mean,
     measured,
-    median_us,
-    no_better,
-    plain_figures,
-    references,
     table,
     texts,
 )
 from headway.core.length_estimate import LengthEstimate
-from headway.errors import ConfigError
 from headway.predict.lengths.facts import RequestFacts
 
+pytest.importorskip("lightgbm", reason="the paper's forest is LightGBM's")
 
-def made(count: int, *, has_text: bool = True) -> DataSet:
+
+def made(count: int) -> list[Answered]:
     """Answers twice as long as their inputs for one application, 5 tokens for the other."""
     chance = np.random.default_rng(2)
     rows = []
     for _ in range(count):
         words, doubles = int(chance.integers(10, 60)), bool(chance.integers(2))
-        facts = RequestFacts(
-            num_prompt_tokens=words + 2,
-            max_output_tokens=1000,
-            instruction="say twice" if doubles else "sum up",
-            user_input=" ".join(str(chance.integers(100)) for _ in range(words)),
-            tenant="double" if doubles else "short",
+        prompt = " ".join(
+            ["say twice:" if doubles else "sum it all up:", *map(str, chance.integers(100, size=words))]
         )
-        rows.append(Answered(facts, 2 * words if doubles else 5))
-    cut = count * 3 // 4
-    return DataSet("made", "task", tuple(rows[:cut]), tuple(rows[cut:]), has_text)
+        rows.append(
+            Answered("double" if doubles else "short", prompt, words + 3, 2 * words if doubles else 5)
+        )
+    return rows
 
 
 def test_figures_by_hand() -> None:
-    tokens = np.array([10.0, 20.0, 40.0])
-    estimates = [LengthEstimate(10, 5, 20), LengthEstimate(23, 21, 30), LengthEstimate(36, 30, 50)]
-    found = figures(estimates, tokens)
-    # Errors 0, 3, -4: mean of the absolute ones 7 / 3, root of 25 / 3; the order is right; 2 of 3 intervals hold.
-    assert (found.mae, found.rmse, found.tau) == pytest.approx((7 / 3, (25 / 3) ** 0.5, 1.0))
-    assert found.coverage == pytest.approx(2 / 3)
-    assert plain_figures(np.array([3.0, 2.0, 1.0]), tokens).tau == -1.0
-    assert plain_figures(tokens, tokens).coverage is None
+    estimates = [LengthEstimate(10, 5, 20), LengthEstimate(20, 15, 30), LengthEstimate(30, 25, 40)]
+    found = figures(estimates, [10, 40, 20], ([3.0, 1.0, 2.0], [4.0, 5.0, 6.0]))
+    assert found.mae == (0 + 20 + 10) / 3
+    assert found.coverage == 1 / 3
+    assert found.tau == pytest.approx(1 / 3)  # two pairs of three in order
+    # 0.1 x 5 + 0 + 0.1 x 10; 0.1 x 25 + 0.5 x 20 + 0.9 x 10; 0.9 x 5 + 0.5 x 10 + 0.1 x 20; each over 3.
+    assert found.pinball == pytest.approx((1.5 + 21.5 + 11.5) / 9)
+    assert (found.predict_us, found.observe_us) == (2.0, 5.0)
 
 
-def test_a_median_is_of_single_calls() -> None:
-    called: list[int] = []
-    assert median_us(called.append, 5) > 0
-    assert called == [0, 1, 2, 3, 4]
+def test_the_simple_ways_by_hand() -> None:
+    def of(application: str, prompt: int) -> RequestFacts:
+        return RequestFacts(num_prompt_tokens=prompt, max_output_tokens=100, tenant=application)
+
+    median, line = RunningMedian(), InputLength()
+    assert median.predict(of("a", 1)) is None
+    for application, prompt, tokens in (("a", 1, 3), ("a", 10, 30), ("a", 100, 300), ("b", 5, 7)):
+        for way in (median, line):
+            way.observe(of(application, prompt), tokens)
+    said = {name: median.predict(of(name, 9)) for name in ("a", "b", "new")}
+    assert [each and each.tokens for each in said.values()] == [30, 7, 18.5]
+    # Three times the prompt, less what the slope of a line is held back by one part in eleven.
+    assert line.predict(of("a", 10)).tokens == pytest.approx(30, rel=0.1)
+    assert line.predict(of("a", 1000)).tokens > 1000
 
 
-def test_every_way_learns_what_it_can_see() -> None:
-    found = judged(made(400), [Remembering("hash")])
-    assert found[MEAN].tau == 0.0
-    assert found[APP_MEAN].mae < found[MEAN].mae
-    assert found[INPUT_FOREST].mae > 20  # 5 or 2 x input: the length does not say which
-    for way in (HISTORY, "hash", "hash, rf"):
-        assert found[way].mae < 0.2 * found[APP_MEAN].mae, way
-        assert found[way].tau > 0.8
-    assert found["hash"].encode_us is not None
-    assert found[LINEAR].coverage is None
+def test_every_way_learns_a_law_as_it_goes() -> None:
+    stream = made(400)
+    found = {way: judged(stream, make()) for way, make in WAYS.items()}
+    assert max(found[LEARNED].mae, found[INPUT].mae) < 0.2 * found[MEDIAN].mae
+    assert found[LEARNED].tau > 0.8
+    assert 0.7 < found[LEARNED].coverage <= 1.0
+    assert found[MAGNUS].mae < found[MEDIAN].mae
+    assert judged(stream, WAYS[LEARNED](), tenants=False).mae < 0.5 * found[MEDIAN].mae
 
 
-def test_without_texts_it_learns_as_answers_end() -> None:
-    found = judged(made(400, has_text=False), [Remembering("hash")])
-    assert set(found) == {MEAN, APP_MEAN, LINEAR, INPUT_FOREST, HISTORY}
-    assert found[HISTORY].mae < 0.3 * found[APP_MEAN].mae
+def test_where_a_simple_way_is_better_is_said() -> None:
+    ways = {
+        LEARNED: {"mae": 5.5, "tau": 0.5},
+        INPUT: {"mae": 5.0, "tau": 0.4},
+        MEDIAN: {"mae": 6.0, "tau": 0.6},
+    }
+    assert beaten([{"name": "s", "ways": ways}]) == {
+        "mae": ["s: input length by 10.0 %"],
+        "tau": ["s: running median by 0.100"],
+    }
+    both = {**ways, MAGNUS: {"mae": 11.0, "tau": 0.3}}
+    assert mean([{"name": "s", "ways": both}])[MAGNUS] == {"tau": 0.3, "mae_over_learned": 2.0}
 
 
-def test_where_nothing_can_be_known_it_says_so() -> None:
-    row = {"name": "noise", "ways": {APP_MEAN: {"mae": 5.0}, MEAN: {"mae": 9.0}, "hash": {"mae": 5.0}}}
-    other = {"name": "task", "ways": {APP_MEAN: {"mae": 5.0}, "hash": {"mae": 4.9}}}
-    assert no_better([row, other]) == {"hash": ["noise"]}
-
-
-def test_a_table_names_every_way_and_set() -> None:
-    found = {**measured([made(400)], [Remembering("hash")]), "references": {"other": {"tau": 0.5}}}
+def test_a_table_has_every_stream_and_way() -> None:
+    found = {**measured({"made": made(120), "short": made(50)}), "repeated": {"tau": 0.5}}
     text = table(json.loads(json.dumps(found)))
-    for name in ("made (task): 300 teach, 100 judge", *found["sets"][0]["ways"], "other: tau 0.5"):
+    for name in ("made: 120 requests", *WAYS, "another answer to the same prompt: tau 0.5"):
         assert name in text
+    assert "short:" not in text
 
 
 def write_folder(folder: Path, rows: int) -> None:
     """The shared data in small: two answers to every prompt, and recordings of rising lengths."""
     for sub in ("text", "lengths"):
         (folder / sub).mkdir()
-    for name in (*TASKS, *QUESTIONS, *LOGS):
+    for name in (*TASKS, *QUESTIONS, *CHATS):
         with gzip.open(folder / "text" / f"{name}.jsonl.gz", "wt", encoding="utf-8") as file:
             for number in range(rows):
                 prompt = number // 2
@@ -131,77 +140,53 @@ def write_folder(folder: Path, rows: int) -> None:
             file.write("input_tokens,output_tokens\n" + "".join(f"{n},{n + 1}\n" for n in range(rows)))
     with gzip.open(folder / "lengths" / "vicuna7b_alpaca_repeat_lengths.csv.gz", "wt") as file:
         file.write("alpaca_id,len_t0.5,len_t0.7\n1,10,14\n2,20,30\n")
-    with gzip.open(folder / "lengths" / "proxy_predictor_lmsys_vicuna13b.csv.gz", "wt") as file:
-        file.write("output_tokens,pred_class5\n10,0\n20,1\n30,1\n")
 
 
-def test_a_folder_is_read_and_split_by_prompt_and_by_time(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_two_halves_of_prompts_that_come_once(tmp_path: Path) -> None:
     write_folder(tmp_path, rows=80)
-    sets = {data.name: data for data in load_sets(tmp_path, rows=1000)}
-    assert list(sets) == [*TASKS, ALL_TASKS, *QUESTIONS, *LOGS, "alpaca_eval", *COUNTS]
-    task = sets["text_detox"]
-    assert len(task.train) + len(task.test) == 80
-    assert not {row.facts for row in task.train} & {row.facts for row in task.test}
-    assert 8 <= len(task.test) <= 32
+    halves = [load_streams(tmp_path, 1000, half) for half in (TUNE, REPORT)]
+    assert list(halves[0]) == [*TASKS, *CHATS, *QUESTIONS, *MIXED, "alpaca_eval", *COUNTS]
+    prompts = [[row.prompt for row in half["text_detox"]] for half in halves]
+    assert len(set(prompts[0]) | set(prompts[1])) == len(prompts[0]) + len(prompts[1]) == 40
     # "Do it." and "this 0", without or with "more" up to four times: three pieces and two to six.
-    assert {row.facts.num_prompt_tokens for row in task.train} == {5, 6, 7, 8, 9}
-    assert sorted(row.output_tokens for row in (*task.train, *task.test)) == list(range(1, 81))
-    together = sets[ALL_TASKS]
-    assert len(together.train) + len(together.test) == 6 * 80
-    recording = sets[COUNTS[0]]
-    assert [row.output_tokens for row in recording.test] == list(range(61, 81))
-    assert len(recording.train) == 60
-    alpaca = (*sets["alpaca_eval"].train, *sets["alpaca_eval"].test)
-    assert sorted(row.output_tokens for row in alpaca) == list(range(1, 81))
+    assert {row.prompt_tokens for row in halves[0]["text_detox"]} <= {5, 6, 7, 8, 9}
+    assert len(halves[0]["all_tasks"]) == 6 * len(prompts[0])
+    assert sum(len(half["alpaca_eval"]) for half in halves) == 80
 
 
-def test_a_set_is_cut_to_the_rows_asked_for(tmp_path: Path) -> None:
+def test_a_stream_is_cut_to_the_rows_asked_for(tmp_path: Path) -> None:
     write_folder(tmp_path, rows=80)
-    for data in load_sets(tmp_path, rows=20):
-        limit = 6 * 20 if data.name == ALL_TASKS else 20
-        assert len(data.train) + len(data.test) <= limit
-
-
-def test_what_others_reach_is_stated(tmp_path: Path) -> None:
-    write_folder(tmp_path, rows=2)
-    again, published = references(tmp_path).values()
-    # |10 - 14| and |20 - 30|: 7 on average, of answers of 22.
-    assert again == {"mae": 7.0, "mean_tokens": 22.0, "tau": 1.0}
-    # Of three pairs two agree and one ties in class: 2 / sqrt(2 x 3).
-    assert published["tau"] == pytest.approx(0.816)
+    first, after = (load_streams(tmp_path, 20, half) for half in (TUNE, REPORT))
+    assert max(len(stream) for name, stream in first.items() if name not in MIXED) == 20
+    recording = [[row.output_tokens for row in half[COUNTS[0]]] for half in (first, after)]
+    assert recording == [list(range(1, 21)), list(range(21, 41))]
 
 
 @pytest.mark.slow
 def test_the_whole_bench_writes_one_object(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_folder(tmp_path, rows=80)
-    monkeypatch.setattr("sys.argv", ["length.py", "--json", "--data", str(tmp_path), "--encoders", "hash"])
+    write_folder(tmp_path, rows=240)
+    monkeypatch.setattr("sys.argv", ["length.py", "--json", "--data", str(tmp_path)])
     main()
     found = json.loads(capsys.readouterr().out)
-    assert list(found) == ["data", "rows_a_set", "sets", "no_better_than_the_mean", "references"]
-    assert found["data"] == "shared"
-    with_text = found["sets"][0]["ways"]
-    assert list(with_text) == [MEAN, APP_MEAN, LINEAR, INPUT_FOREST, HISTORY, "hash", "hash, rf"]
-    assert list(with_text["hash"]) == ["mae", "rmse", "tau", "coverage", "encode_us", "predict_us"]
+    assert list(found) == ["data", "rows_a_stream", "half", "streams", "beaten", "mean", "repeated"]
+    assert (found["data"], found["half"]) == ("shared", REPORT)
+    assert list(found["streams"][0]["ways"]) == list(WAYS)
+    # |10 - 14| and |20 - 30|: 7 on average, of answers of 22.
+    assert found["repeated"] == {"mae": 7.0, "mean_tokens": 22.0, "tau": 1.0}
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared data is not here")
 def test_the_shared_data_is_counted_as_its_table_says() -> None:
     rows = list(texts(SHARED, "mt_en_zh"))
     assert len(rows) == 10435
-    # The table's means: 43 pieces in, 34 out.
-    assert round(np.mean([row.facts.num_prompt_tokens for row in rows])) == 43
+    # The table's mean of answers: 34 pieces.
     assert round(np.mean([row.output_tokens for row in rows])) == 34
 
 
 def test_without_the_shared_data_the_demo_models_tasks_are_taken() -> None:
-    try:
-        sets = load_sets(None, rows=40)
-    except ConfigError:
-        pytest.skip("the demo model is not installed")
-    assert sets[-1].name == ALL_TASKS
-    assert len(sets) == 9
-    for data in sets[:-1]:
-        assert len(data.train) + len(data.test) == 40
-        assert {row.facts.tenant for row in data.train} == {data.name}
+    streams = load_streams(None, 40, REPORT)
+    assert list(streams) == ["demo"]
+    assert len(streams["demo"]) == 40
+    assert len({row.application for row in streams["demo"]}) > 1

@@ -49,7 +49,7 @@ class Service:
 
     def __init__(self, predictor: Noting) -> None:
         self.prefixes = SharedPrefix(least_prompts=2, least_pieces=2)
-        self.forecasts = Forecasts(predictor, LengthMetrics(0), inline=True)
+        self.forecasts = Forecasts(predictor, LengthMetrics(0))
         self.closed = 0
 
     def close(self) -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import asyncio
 import logging
-import threading
 from itertools import count
 from math import inf, nan
 
@@ -12,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from headway.core.length_estimate import LengthEstimate
-from headway.engine.lengths.forecasts import MAX_QUEUED, Arrival, Forecasts, LengthMetrics, within_limit
+from headway.engine.lengths.forecasts import Arrival, Forecasts, LengthMetrics, within_limit
 from headway.predict.lengths.facts import RequestFacts
 
 FACTS = RequestFacts(num_prompt_tokens=10, max_output_tokens=100)
@@ -22,26 +20,20 @@ SERVERS = count(1000)
 
 
 class Scripted:
-    """Answers what it is told to, an exception by raising it; `gate` keeps it from answering."""
+    """Answers what it is told to, an exception by raising it."""
 
     def __init__(self, *answers: LengthEstimate | Exception | None) -> None:
         self.answers = list(answers)
         self.taught: list[int] = []
-        self.threads: set[str] = set()
-        self.gate = threading.Event()
-        self.gate.set()
         self.deaf = False
 
     def predict(self, facts: RequestFacts) -> LengthEstimate | None:
-        self.threads.add(threading.current_thread().name)
-        assert self.gate.wait(10)
         answer = self.answers.pop(0) if self.answers else ESTIMATE
         if isinstance(answer, Exception):
             raise answer
         return answer
 
     def observe(self, facts: RequestFacts, output_tokens: int) -> None:
-        self.threads.add(threading.current_thread().name)
         if self.deaf:
             raise ValueError("deaf")
         self.taught.append(output_tokens)
@@ -50,19 +42,13 @@ class Scripted:
 class Scene:
     """Forecasts over a scripted predictor, with series of their own."""
 
-    def __init__(self, *answers: LengthEstimate | Exception | None, inline: bool = True) -> None:
+    def __init__(self, *answers: LengthEstimate | Exception | None) -> None:
         self.server = next(SERVERS)
         self.predictor = Scripted(*answers)
-        self.heard = 0
-        self.forecasts = Forecasts(
-            self.predictor, LengthMetrics(self.server), inline=inline, on_observed=self._hear
-        )
-
-    def _hear(self) -> None:
-        self.heard += 1
+        self.forecasts = Forecasts(self.predictor, LengthMetrics(self.server))
 
     def arrive(self, facts: RequestFacts = FACTS) -> Arrival:
-        return asyncio.run(self.forecasts.arrive(facts))
+        return self.forecasts.arrive(facts)
 
     def sample(self, name: str, **labels: str) -> float | None:
         return REGISTRY.get_sample_value(f"headway_length_{name}", {"api_server": str(self.server), **labels})
@@ -74,7 +60,6 @@ def test_an_arrival_has_its_prediction_and_its_end_teaches() -> None:
     assert (arrival.facts, arrival.estimate) == (FACTS, ESTIMATE)
     arrival.ended(25)
     assert scene.predictor.taught == [25]
-    assert scene.heard == 1
     assert scene.sample("predictions_total") == 1
     assert scene.sample("answers_total") == 1
     assert scene.sample("error_tokens") == 5.0
@@ -85,6 +70,8 @@ def test_the_error_is_the_mean_over_the_answers_that_were_predicted() -> None:
     for tokens in (30, 90, 14):
         scene.arrive().ended(tokens)
     assert scene.sample("error_tokens") == (10 + 6) / 2
+    # Of 10, 20, 40: an answer of 30 costs 0.1 x 20, 0.5 x 10 and 0.1 x 10; one of 14 costs 0.1 x 4, 3 and 0.1 x 26.
+    assert scene.sample("pinball_tokens") == pytest.approx((8 / 3 + 6 / 3) / 2)
     assert scene.sample("answers_total") == 3
     assert scene.sample("refusals_total", reason="unknown") == 1
 
@@ -113,7 +100,6 @@ def test_a_predictor_that_raises_is_logged_once_and_counted_each_time(
     assert "predicting lengths failed (predicting)" in caplog.text
     assert scene.sample("faults_total") == 3
     assert scene.sample("refusals_total", reason="failed") == 2
-    assert scene.heard == 0
 
 
 def test_facts_that_cannot_be_read_are_no_facts() -> None:
@@ -126,64 +112,8 @@ def test_facts_that_cannot_be_read_are_no_facts() -> None:
     assert scene.sample("faults_total") == 1
 
 
-def test_a_slow_predictor_has_a_thread_and_the_loop_goes_on() -> None:
-    scene = Scene(inline=False)
-    scene.predictor.gate.clear()
-
-    async def meanwhile() -> Arrival:
-        arriving = asyncio.create_task(scene.forecasts.arrive(FACTS))
-        await asyncio.sleep(0.01)
-        assert not arriving.done()
-        scene.predictor.gate.set()
-        return await arriving
-
-    arrival = asyncio.run(meanwhile())
-    assert arrival.estimate == ESTIMATE
-    arrival.ended(7)
-    scene.forecasts.close()
-    assert scene.predictor.taught == [7]
-    assert scene.predictor.threads == {"headway-lengths_0"}
-
-
-def test_whoever_finds_too_many_waiting_goes_on_without_a_prediction() -> None:
-    scene = Scene(inline=False)
-    scene.predictor.gate.clear()
-
-    async def crowd() -> list[Arrival]:
-        arriving = [asyncio.create_task(scene.forecasts.arrive(FACTS)) for _ in range(MAX_QUEUED + 3)]
-        await asyncio.sleep(0)
-        scene.predictor.gate.set()
-        return await asyncio.gather(*arriving)
-
-    arrivals = asyncio.run(crowd())
-    assert [arrival.estimate for arrival in arrivals] == [ESTIMATE] * MAX_QUEUED + [None] * 3
-    assert scene.sample("refusals_total", reason="busy") == 3
-    assert scene.arrive().estimate == ESTIMATE, "there is room again"
-    scene.forecasts.close()
-
-
-def test_answers_that_end_faster_than_they_are_learned_from_hold_nobody_up() -> None:
-    scene = Scene(inline=False)
-    ended = [scene.arrive() for _ in range(MAX_QUEUED + 5)]
-    scene.predictor.gate.clear()
-    asking = scene.forecasts._thread
-    assert asking is not None
-    asking.submit(scene.predictor.predict, FACTS)  # the thread is at work, and lessons have to wait
-    for tokens, arrival in enumerate(ended):
-        arrival.ended(tokens)
-    scene.predictor.gate.set()
-    assert scene.arrive().estimate == ESTIMATE
-    assert scene.predictor.taught == list(range(MAX_QUEUED))
-    assert scene.sample("missed_lessons_total") == 5
-    assert scene.sample("answers_total") == MAX_QUEUED + 5
-    ended[0].ended(99)
-    scene.forecasts.close()
-    assert scene.predictor.taught[-1] == 99, "there is room again"
-
-
-@pytest.mark.parametrize("inline", [False, True])
-def test_once_closed_it_neither_predicts_nor_learns(inline: bool) -> None:
-    scene = Scene(inline=inline)
+def test_once_closed_it_neither_predicts_nor_learns() -> None:
+    scene = Scene()
     arrival = scene.arrive()
     scene.forecasts.close()
     arrival.ended(5)

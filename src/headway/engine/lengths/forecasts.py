@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from math import isfinite
-from threading import BoundedSemaphore
+from statistics import fmean
+from typing import NamedTuple
 
 from prometheus_client import Counter, Gauge
 
@@ -26,19 +25,25 @@ _COUNTERS = {
     "headway_length_predictions": "Requests whose answer's length was predicted",
     "headway_length_prediction_seconds": "Time spent predicting them",
     "headway_length_answers": "Answers that ended by themselves or at their limit",
-    "headway_length_refits": "Times the length model was fitted anew",
-    "headway_length_missed_lessons": "Answers not learned from, since the length predictor had too much to do",
     "headway_length_faults": "Times the length predictor raised",
 }
 _GAUGES = {
     "headway_length_error_tokens": "Mean absolute error of the last 200 predicted answers",
+    "headway_length_pinball_tokens": "Mean pinball loss of median and interval, last 200 predicted answers",
     "headway_length_rank_correlation": "Kendall's tau of predicted and real lengths, last 200 answers",
     "headway_length_coverage": "Share of the last 200 answers within their interval, which aims at 0.8",
 }
 
 
+class Errors(NamedTuple):
+    """How far off a prediction was, in tokens."""
+
+    absolute_tokens: float
+    pinball_tokens: float
+
+
 class Refusal(StrEnum):
-    """Why a request has no prediction: too little is known yet, the predictor raised, or it has too much to do."""
+    """Why a request has no prediction: too little is known yet, the predictor raised, or too many requests wait."""
 
     UNKNOWN = "unknown"
     FAILED = "failed"
@@ -81,19 +86,14 @@ class LengthMetrics:
         """The predictor raised."""
         self._grow("headway_length_faults", 1)
 
-    def missed(self) -> None:
-        """An answer was not learned from."""
-        self._grow("headway_length_missed_lessons", 1)
-
-    def refitted(self) -> None:
-        """The model was fitted anew."""
-        self._grow("headway_length_refits", 1)
-
-    def answered(self, mean_error_tokens: float | None, quality: PredictionQuality) -> None:
+    def answered(self, errors: Sequence[Errors], quality: PredictionQuality) -> None:
         """An answer has ended; what is unknown so far is not shown."""
         self._grow("headway_length_answers", 1)
         values = {
-            "headway_length_error_tokens": mean_error_tokens,
+            "headway_length_error_tokens": fmean(each.absolute_tokens for each in errors) if errors else None,
+            "headway_length_pinball_tokens": fmean(each.pinball_tokens for each in errors)
+            if errors
+            else None,
             "headway_length_rank_correlation": quality.tau,
             "headway_length_coverage": quality.coverage,
         }
@@ -105,11 +105,8 @@ class LengthMetrics:
         _counter(name).labels(self._api_server).inc(by)
 
 
-MAX_QUEUED = 16
-"""Arrivals that may wait for a slow predictor, whoever finds more goes on without a prediction; and answers that may
-wait to be learned from, more teach nothing."""
 WINDOW_ANSWERS = 200
-"""Last answers that the mean absolute error is taken over; tau and coverage have a window of that size too."""
+"""Last answers that errors are means over; tau and coverage have a window of that size too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,31 +123,17 @@ class Arrival:
 
 
 class Forecasts:
-    """One predictor, asked and taught by the requests of one process.
+    """One predictor, asked and taught by the requests of one process, on the thread that calls.
 
-    Fast ones (`inline`) answer on the event loop. Slow ones answer, and learn, on a thread of their own, one
-    call at a time; arrivals wait for them, but never more than `MAX_QUEUED`, nor behind more lessons than that. What
-    raises is logged the first time and counted every time, and the request goes on without a prediction. `on_observed`
-    is called after each answer that was learned from.
+    What raises is logged the first time and counted every time, and the request goes on without a prediction.
     """
 
-    def __init__(
-        self,
-        predictor: LengthPredictor,
-        metrics: LengthMetrics,
-        *,
-        inline: bool,
-        on_observed: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, predictor: LengthPredictor, metrics: LengthMetrics) -> None:
         self.predictor = predictor
         self.quality = PredictionQuality()
         self._metrics = metrics
-        self._on_observed = on_observed
-        self._thread = None if inline else ThreadPoolExecutor(1, thread_name_prefix="headway-lengths")
-        self._queued = 0
-        self._lessons = BoundedSemaphore(MAX_QUEUED)
         self._closed = False
-        self._errors_tokens: deque[float] = deque(maxlen=WINDOW_ANSWERS)
+        self._errors: deque[Errors] = deque(maxlen=WINDOW_ANSWERS)
         self._has_failed = False
 
     def read(self, facts_of: Callable[[], RequestFacts | None]) -> RequestFacts | None:
@@ -161,23 +144,8 @@ class Forecasts:
             self._failed("reading")
             return None
 
-    async def arrive(self, facts: RequestFacts) -> Arrival:
-        """The request with its prediction, which it waits for; without one where there is none to be had."""
-        if self._closed or self._thread is None:
-            return self.predicted(facts)
-        if self._queued >= MAX_QUEUED:
-            self.refuse()
-            return Arrival(self, facts, None)
-        self._queued += 1
-        try:
-            loop = asyncio.get_running_loop()
-            estimate = await loop.run_in_executor(self._thread, self._predict, facts)
-        finally:
-            self._queued -= 1
-        return Arrival(self, facts, estimate)
-
-    def predicted(self, facts: RequestFacts) -> Arrival:
-        """The request with its prediction, made on the calling thread."""
+    def arrive(self, facts: RequestFacts) -> Arrival:
+        """The request with its prediction; without one where there is none to be had."""
         return Arrival(self, facts, None if self._closed else self._predict(facts))
 
     def refuse(self) -> None:
@@ -195,22 +163,18 @@ class Forecasts:
         estimate = arrival.estimate
         if estimate is not None:
             self.quality.observe(estimate, output_tokens)
-            self._errors_tokens.append(abs(estimate.tokens - output_tokens))
-        mean_error = sum(self._errors_tokens) / len(self._errors_tokens) if self._errors_tokens else None
-        self._metrics.answered(mean_error, self.quality)
-        if self._thread is None:
-            self._observe(arrival.facts, output_tokens)
-        elif self._lessons.acquire(blocking=False):
-            lesson = self._thread.submit(self._observe, arrival.facts, output_tokens)
-            lesson.add_done_callback(lambda _: self._lessons.release())
-        else:
-            self._metrics.missed()
+            self._errors.append(
+                Errors(abs(estimate.tokens - output_tokens), estimate.pinball_tokens(output_tokens))
+            )
+        self._metrics.answered(self._errors, self.quality)
+        try:
+            self.predictor.observe(arrival.facts, output_tokens)
+        except Exception:
+            self._failed("learning")
 
     def close(self) -> None:
-        """Let what is under way end; what arrives or ends afterwards is neither predicted nor learned from."""
+        """What arrives or ends afterwards is neither predicted nor learned from."""
         self._closed = True
-        if self._thread is not None:
-            self._thread.shutdown(wait=True)
 
     def _predict(self, facts: RequestFacts) -> LengthEstimate | None:
         started = time.perf_counter()
@@ -227,14 +191,6 @@ class Forecasts:
         else:
             self._metrics.predicted(time.perf_counter() - started)
         return estimate
-
-    def _observe(self, facts: RequestFacts, output_tokens: int) -> None:
-        try:
-            self.predictor.observe(facts, output_tokens)
-        except Exception:
-            self._failed("learning")
-        else:
-            self._on_observed()
 
     def _failed(self, what: str) -> None:
         self._metrics.failed()

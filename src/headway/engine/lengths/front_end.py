@@ -63,7 +63,7 @@ def predicts_lengths(add: Callable[..., Awaitable[Any]]) -> Callable[..., Awaita
         self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
     ) -> Any:
         adapter = getattr(kwargs.get("lora_request"), "lora_name", "")
-        arrival = await _arrival(self, prompt, params, adapter)
+        arrival = _arrival(self, prompt, params, adapter)
         if arrival is None:
             return await add(self, request_id, prompt, params, *args, **kwargs)
         if arrival.estimate is not None:
@@ -77,7 +77,7 @@ def predicts_lengths(add: Callable[..., Awaitable[Any]]) -> Callable[..., Awaita
     return add_request
 
 
-async def _arrival(front_end: Any, prompt: Any, params: Any, adapter: str) -> Arrival | None:
+def _arrival(front_end: Any, prompt: Any, params: Any, adapter: str) -> Arrival | None:
     """The request with what is predicted of it; None where nobody predicts, or there is nothing to predict."""
     service: LengthService | None = getattr(front_end, "headway_lengths", None)
     if service is None:
@@ -88,7 +88,7 @@ async def _arrival(front_end: Any, prompt: Any, params: Any, adapter: str) -> Ar
         return None
     if LENGTH in (params.extra_args or {}):
         return service.forecasts.unpredicted(facts)
-    return await service.forecasts.arrive(facts)
+    return service.forecasts.arrive(facts)
 
 
 def with_hints(params: Any, estimate: LengthEstimate) -> Any:

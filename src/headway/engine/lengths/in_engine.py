@@ -18,12 +18,15 @@ from vllm.v1.request import Request
 from headway.core.hints import LENGTH
 from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
-from headway.engine.lengths.forecasts import MAX_QUEUED, Arrival
+from headway.engine.lengths.forecasts import Arrival
 from headway.engine.lengths.service import LengthService, facts_of_ids, open_service
 from headway.engine.step.context import StepPort
 from headway.engine.step.guard import GuardedPolicy
 from headway.engine.vllm.plugin import has_rust_front_end
 from headway.engine.vllm.seams import LENGTHS, NOTICING, works
+
+MAX_QUEUED = 16
+"""Requests that may wait for the thread; what comes beyond gets no prediction."""
 
 
 def engine_lengths_of(engine: StepPort) -> EngineLengths | None:
@@ -105,7 +108,7 @@ class EngineLengths:
             return None
         if LENGTH in (params.extra_args or {}):
             return forecasts.unpredicted(facts)
-        arrival = forecasts.predicted(facts)
+        arrival = forecasts.arrive(facts)
         if arrival.estimate is not None:
             self._made.append((request.request_id, arrival.estimate))
         return arrival

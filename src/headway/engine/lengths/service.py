@@ -11,10 +11,10 @@ from headway.core.hints import read_hints
 from headway.engine.lengths.forecasts import Forecasts, LengthMetrics
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.predict.lengths.background import LearningThread, load_lengths
-from headway.predict.lengths.choice import FAST, length_predictor
+from headway.predict.lengths.choice import length_predictor
 from headway.predict.lengths.facts import RequestFacts, SharedPrefix
-from headway.predict.lengths.predictor import ForestPredictor
+from headway.predict.lengths.kept import LengthKeeper, load_lengths
+from headway.predict.lengths.predictor import LengthLearner
 
 logger = logging.getLogger(__name__)
 
@@ -79,31 +79,13 @@ def _decoded(ids: Sequence[int], tokenizer: Any) -> str:
     return text
 
 
-def wanted_predictor(settings: EngineSettings) -> ForestPredictor | None:
-    """The predictor of these settings, as `made_predictor` makes it; None if there is to be none.
-
-    One that nobody asked for is no reason not to serve: if its package cannot be loaded, a warning says so.
-    """
-    spec, file = settings.length_predictor(), settings.length_model
-    if spec is None:
-        return None
-    try:
-        return made_predictor(spec, None if file is None else Path(file))
-    except ConfigError as error:
-        if settings.predictor is not None or file is not None:
-            raise
-        logger.warning("no lengths are predicted: %s", error)
-        return None
-
-
-def made_predictor(spec: str, model_file: Path | None) -> ForestPredictor:
+def made_predictor(spec: str, model_file: Path | None) -> LengthLearner:
     """The predictor that `--predictor` names, with what `--length-model` holds; a file that is not there is
     none yet.
 
-    Seconds for a large file. Raises ConfigError for an unknown predictor, a missing package or encoder, a damaged
-    file, or one that could not be written.
+    Raises ConfigError for an unknown predictor, a damaged file, or one that could not be written.
     """
-    predictor = length_predictor(spec, inline=False)
+    predictor = length_predictor(spec)
     if model_file is not None:
         if not model_file.parent.is_dir():
             raise ConfigError(
@@ -115,51 +97,42 @@ def made_predictor(spec: str, model_file: Path | None) -> ForestPredictor:
 
 
 class LengthService:
-    """The forecasts of one process, what tells instructions from input, and the thread that learns.
+    """The forecasts of one process, what tells instructions from input, and the thread that keeps what was learned.
 
     With several API servers each learns alone, from the answers it sends; the first one's is the model that is kept.
     """
 
-    def __init__(
-        self, predictor: ForestPredictor, spec: str, *, api_server: int, save_to: Path | None
-    ) -> None:
+    def __init__(self, predictor: LengthLearner, *, api_server: int, save_to: Path | None) -> None:
         self.prefixes = SharedPrefix()
-        self._metrics = LengthMetrics(api_server)
-        self.forecasts = Forecasts(
-            predictor, self._metrics, inline=spec.partition(":")[0] in FAST, on_observed=self._count_refits
-        )
-        self._predictor = predictor
-        self._counted_fits = 0
-        self._learning = LearningThread(predictor, save_to=save_to)
-        self._learning.start()
+        self.forecasts = Forecasts(predictor, LengthMetrics(api_server))
+        self._keeper = None if save_to is None else LengthKeeper(predictor, save_to)
+        if self._keeper is not None:
+            self._keeper.start()
         self._closed = False
 
     def close(self) -> None:
-        """Stop predicting, wait for a fit under way, and save; nothing the second time."""
+        """Stop predicting, and save; nothing the second time."""
         if self._closed:
             return
         self._closed = True
         self.forecasts.close()
-        self._learning.stop()
-
-    def _count_refits(self) -> None:
-        while self._counted_fits < self._predictor.num_fits:
-            self._counted_fits += 1
-            self._metrics.refitted()
+        if self._keeper is not None:
+            self._keeper.stop()
 
 
 def open_service(vllm_config: Any, number: int, learner: str = "API server") -> LengthService | None:
-    """What the settings ask for; None if they ask for nothing. Raises ConfigError as `wanted_predictor`.
+    """What the settings ask for; None if they ask for nothing. Raises ConfigError as `made_predictor`.
 
     `number` tells the processes that learn apart; `learner` names what they are.
     """
     settings = EngineSettings.from_additional_config(vllm_config.additional_config)
-    spec, predictor = settings.length_predictor(), wanted_predictor(settings)
-    if spec is None or predictor is None:
+    spec = settings.length_predictor()
+    if spec is None:
         return None
     model_file = None if settings.length_model is None else Path(settings.length_model)
+    predictor = made_predictor(spec, model_file)
     if number and model_file is not None:
         logger.warning(
             "%s %d learns lengths for itself; %s keeps those of the first one", learner, number, model_file
         )
-    return LengthService(predictor, spec, api_server=number, save_to=None if number else model_file)
+    return LengthService(predictor, api_server=number, save_to=None if number else model_file)

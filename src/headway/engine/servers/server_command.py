@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from headway.engine.demo_model import DEMO, DEMO_RANDOM, resolve_model
@@ -124,10 +125,11 @@ def _engines_here(flags: Sequence[VllmFlag]) -> int:
 
 def _check_lengths(settings: EngineSettings) -> None:
     """Make the predictor once, if there is to be one, as each API server will."""
-    if settings.length_predictor() is not None:
-        from headway.engine.lengths.service import wanted_predictor
+    spec = settings.length_predictor()
+    if spec is not None:
+        from headway.engine.lengths.service import made_predictor
 
-        wanted_predictor(settings)
+        made_predictor(spec, None if settings.length_model is None else Path(settings.length_model))
 
 
 def _given(settings: EngineSettings) -> dict[str, Any]:

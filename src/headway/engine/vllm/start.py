@@ -81,10 +81,9 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         )
     if policy.uses_predictions and settings.length_predictor() is None:
         logger.warning(
-            "policy %s goes by predicted lengths, and nobody predicts any here, %s: requests whose clients send no "
-            "headway_length are served as if nothing were known of them",
+            "policy %s goes by predicted lengths, and predictor is none: requests whose clients send no headway_length "
+            "are served as if nothing were known of them",
             preset.name,
-            "as predictor is none" if settings.predictor else "which pip install 'headway[predict]' changes",
         )
     if policy.needs_targets and not settings.default_slo():
         logger.warning(

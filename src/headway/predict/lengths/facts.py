@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -38,10 +38,13 @@ class LengthPredictor(Protocol):
         ...
 
 
-_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
-_PLAIN = rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]"
+CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+_PLAIN = rf"[{CJK}]|[^\W{CJK}]+|[^\w\s]"
 _PIECE = re.compile(_PLAIN)
 _SPACED = re.compile(rf"\s*(?:{_PLAIN})|\s+")
+
+
+_SENTENCE_ENDS = frozenset(".:!?>。：！？")
 
 
 def pieces(text: str) -> list[str]:
@@ -72,8 +75,9 @@ class SharedPrefix:
 
     A prompt counts once however often it came, or one that is popular would be taken for an instruction as a
     whole. A beginning of fewer than `least_pieces` pieces is chance ("What is the"), not an instruction. Only the
-    first `max_pieces` pieces are looked at, so a longer instruction is cut there. A word that many inputs begin with
-    goes with the instruction, and so does the past of a conversation that comes back with every turn.
+    first `max_pieces` pieces are looked at, so a longer instruction is cut there. Words that many inputs begin with are
+    told from it by the end of a sentence or a line before them. The past of a conversation that comes back with every
+    turn goes with the instruction.
 
     O(max_pieces) a prompt. Memory: window x max_pieces hashes at most.
     """
@@ -94,7 +98,8 @@ class SharedPrefix:
         The instruction is empty while too few prompts share anything.
         """
         found = spaced_pieces(text, self._max_pieces)
-        cut = sum(map(len, found[: self._shared(found, hash(text))]))
+        shared = self._whole_sentences(found, self._shared(found, hash(text)))
+        cut = sum(map(len, found[:shared]))
         return text[:cut], text[cut:]
 
     def facts(
@@ -126,6 +131,13 @@ class SharedPrefix:
                 break
             shared += 1
         return shared if shared >= self._least_pieces else 0
+
+    def _whole_sentences(self, prompt: Sequence[str], shared: int) -> int:
+        """As many of the shared pieces as end a sentence or a line; all of them where none does."""
+        for end in range(shared, self._least_pieces - 1, -1):
+            if prompt[end - 1].lstrip() in _SENTENCE_ENDS or "\n" in "".join(prompt[end : end + 1]):
+                return end
+        return shared
 
     def _forget(self, identity: int) -> None:
         for beginning in self._prompts.pop(identity):
