@@ -199,7 +199,7 @@ class EngineBySocket:
         self.records, self.lengths = folder / "served.jsonl", folder / "lengths.npz"
         settings = {
             "policy": "predicted",
-            "predictor": "learned:first_answers=20,trees=5",
+            "predictor": "learned",
             "length_model": str(self.lengths),
             "records": str(self.records),
         }
