@@ -157,7 +157,7 @@ def test_a_policy_that_goes_by_targets_says_once_that_there_are_none(
     assert caplog.text.count(WITHOUT_TARGETS) == warned
 
 
-WITHOUT_PREDICTIONS = "goes by predicted lengths, and nobody predicts any here"
+WITHOUT_PREDICTIONS = "goes by predicted lengths, and predictor is none"
 
 
 @pytest.mark.parametrize(
@@ -179,14 +179,6 @@ def test_a_policy_that_wants_predictions_says_once_that_nobody_makes_any(
 ) -> None:
     build(config, **settings)
     assert caplog.text.count(WITHOUT_PREDICTIONS) == warned
-
-
-def test_without_what_predicts_lengths_the_warning_says_what_to_install(
-    config: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("headway.engine.settings.find_spec", lambda _: None)
-    build(config, policy="headway")
-    assert f"{WITHOUT_PREDICTIONS}, which pip install 'headway[predict]' changes" in caplog.text
 
 
 @pytest.mark.parametrize(
