@@ -321,7 +321,7 @@ def test_a_length_predictor_is_passed_on_and_introduced(model: str, tmp_path: Pa
     lines = introduction("m", "u", made).splitlines()
     assert f"Lengths of answers are predicted with learned; what is learned is kept in {file}." in lines
     forgetful = introduction("m", "u", command(model, predictor="learned"))
-    assert "predicted with hash; what is learned is forgotten at the end." in forgetful
+    assert "predicted with learned; what is learned is forgotten at the end." in forgetful
     unasked = command(model, policy="headway")
     assert headway_config(unasked) == {"policy": "headway"}
     assert "predicted with learned; what is learned is forgotten at the end." in introduction(
@@ -367,7 +367,7 @@ def test_the_introduction_states_policy_targets_choices_and_the_others(model: st
         (["demo", "--host", "203.0.113.7"], "error: cannot serve on 203.0.113.7"),
         (
             ["demo", "--predictor", "tea"],
-            "error: unknown length predictor 'tea'; accepted: learned, hash",
+            "error: unknown length predictor 'tea'; accepted: learned",
         ),
         (["demo", "--length-model", "x"], "error: --length-model is "),
         (["demo", "--predictor", "none", "--length-model", "x"], "error: --length-model is "),

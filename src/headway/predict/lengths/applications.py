@@ -170,7 +170,7 @@ class Applications:
         return [self.all, *(self.by_key[key] for key in _keys(facts) if key in self.by_key)]
 
     def answered(self, facts: RequestFacts) -> list[Application]:
-        """The same, those that are new made; the ones without an answer for longest go."""
+        """All requests and every application of the request, new ones made; those without an answer for longest go."""
         chain = [self.all]
         for key in _keys(facts):
             own = self.by_key.pop(key, None) or Application(chain[-1])
