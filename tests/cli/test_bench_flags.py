@@ -49,7 +49,7 @@ def bench(refused: Refused, tmp_path: Path, trace: Path, monkeypatch: pytest.Mon
         ({"host_kv_gib": -1}, "--host-kv-gib is -1.0; accepted: more than 0"),
         ({"host_kv_gib": 1e9}, "--host-kv-gib is 1e+09 but this machine has"),
         ({"host_kv_bytes_per_s": 1e9}, "without host memory; accepted: with --host-kv-gib"),
-        ({"predictor": "tea"}, "unknown predictor 'tea'; accepted: none, learned, "),
+        ({"predictor": "tea"}, "unknown predictor 'tea'; accepted: none, learned"),
         ({"predictor": "noisy-oracle"}, "predictor 'noisy-oracle': ''; accepted: tau=..., seed=N"),
         ({"predictor": "broken:way=up"}, "way of a broken predictor is 'up'; accepted: reversed"),
         ({"model": "./no-such-model"}, "model './no-such-model' does not exist"),
