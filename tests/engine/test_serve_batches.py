@@ -67,7 +67,13 @@ async def test_batches_that_run_out_of_memory_are_split_and_every_request_ends_w
 ) -> None:
     trace = requests("m", 8)
     first, second = servers
-    plan = BatchPlan(batches="magnus", more_urls=(second.url,), predictor=Halved(), wma_limit=10**9)
+    plan = BatchPlan(
+        batches="magnus",
+        more_urls=(second.url,),
+        predictor=Halved(),
+        wma_limit=10**9,
+        memory_confidence=0.5,
+    )
     report = await replay_batches(trace, ReplayOptions(url=first.url), plan)
     once_and_whole(report.records, trace)
     assert report.batches is not None

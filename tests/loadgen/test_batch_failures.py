@@ -27,7 +27,8 @@ async def test_a_batch_that_runs_out_of_memory_is_split_and_nothing_is_lost(serv
     memory = Memory(160)
     server.answer = memory.answer
     trace = requests(12, tokens=40, max_output_tokens=40)
-    records, report = await send(server, trace, batches="abp", kv_tokens=160, predictor=Told(share=0.5))
+    settings = {"kv_tokens": 160, "predictor": Told(share=0.5), "memory_confidence": 0.5}
+    records, report = await send(server, trace, batches="abp", **settings)
     # 4 x (20 + 20) are planned for; 2 x (20 + 40) fit.
     assert counts(report).out_of_memory >= 3
     assert {(record.outcome, record.error) for record in records.values()} == {(Outcome.FINISHED, None)}
