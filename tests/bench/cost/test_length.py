@@ -49,7 +49,7 @@ def made(count: int) -> list[Answered]:
     for _ in range(count):
         words, doubles = int(chance.integers(10, 60)), bool(chance.integers(2))
         prompt = " ".join(
-            ["say twice:" if doubles else "sum it all up:", *map(str, chance.integers(100, size=words))]
+            ["say it twice:" if doubles else "sum it all up:", *map(str, chance.integers(100, size=words))]
         )
         rows.append(
             Answered("double" if doubles else "short", prompt, words + 3, 2 * words if doubles else 5)
