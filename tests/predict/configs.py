@@ -134,7 +134,9 @@ GPT_OSS: dict[str, Any] = {
     "num_experts_per_tok": 4,
     "vocab_size": 201088,
     "tie_word_embeddings": False,
-    "layer_types": ["full_attention"] * 24,  # as published every other one slides, which is refused
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "sliding_window": 128,
+    "max_position_embeddings": 131072,
     "quantization_config": {
         "quant_method": "mxfp4",
         "modules_to_not_convert": [
@@ -144,6 +146,23 @@ GPT_OSS: dict[str, Any] = {
             "lm_head",
         ],
     },
+}
+MIMO: dict[str, Any] = {
+    "model_type": "mimo_v2_flash",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 192,
+    "v_head_dim": 128,
+    "swa_num_key_value_heads": 8,
+    "hybrid_layer_pattern": [0, *[1] * 5, *[0, 1, 1, 1, 1, 1] * 6, 0, 1, 1, 1, 1, 0],
+    "sliding_window": 128,
+    "intermediate_size": 16384,
+    "vocab_size": 152576,
+    "max_position_embeddings": 262144,
+    "torch_dtype": "bfloat16",
 }
 FP8: dict[str, Any] = {
     "quant_method": "compressed-tensors",

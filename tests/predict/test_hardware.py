@@ -109,7 +109,7 @@ def test_gpus_that_do_not_divide_the_heads_are_refused(tp: int) -> None:
 
 def test_gpus_that_do_not_share_the_kv_heads_evenly_are_refused() -> None:
     # As Phi-4: each of 4 GPUs would hold two and a half of its 10 KV heads.
-    phi = replace(LLAMA, num_heads=40, num_kv_heads=10)
+    phi = replace(LLAMA, num_heads=40, num_kv_heads=10, vocab_size=102_400, intermediate_size=17920)
     with pytest.raises(ConfigError, match="tensor parallelism 4 does not share the 10 KV heads"):
         calibration("h100", phi, 4)
     for tp in (1, 2, 5, 10, 20):

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from headway.predict.steps.calibration import Calibration, EngineDefaults
     from headway.sim.limits import EngineLimits
 
-GPU_BLOCK_TOKENS = 16
-"""Tokens a KV block that vLLM takes by itself on GPUs."""
-
 MOST_HOST_GIB = 1 << 16
 """Host memory that can be simulated: more than any machine has, and every block of it is accounted for."""
 
@@ -88,7 +85,7 @@ def engine_limits(sizes: EngineSizes, name: str, calibration: Calibration) -> En
     KV cache of less than one block. Reads a cost file.
     """
     from headway.predict.steps.calibration import load_cost_file  # numpy: not for `--help`
-    from headway.predict.steps.hardware import is_cost_file
+    from headway.predict.steps.hardware import GPU_BLOCK_TOKENS, is_cost_file
     from headway.sim.limits import EngineLimits
 
     measured = load_cost_file(written_path(name)) if is_cost_file(name) else None

@@ -9,19 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.predict.models.config_reader import HIDDEN, LAYERS, ConfigReader, context_tokens_of, parts_of
-from headway.predict.models.layers import (
-    Family,
-    LatentAttention,
-    check_activations,
+from headway.predict.models.attention import AttentionLayers, LatentAttention
+from headway.predict.models.config_reader import (
+    HIDDEN,
+    LAYERS,
+    ConfigReader,
+    context_tokens_of,
+    parts_of,
+    text_part_of,
+)
+from headway.predict.models.experts import (
     experts_per_token_of,
-    known_family,
-    latent_attention_of,
     layers_with_experts,
     num_experts_of,
-    refuse_other_kinds,
     shared_width,
+)
+from headway.predict.models.families import (
+    FAMILIES,
+    Family,
+    check_activations,
+    defaults_of_family,
+    family_name,
     unknown_family,
+)
+from headway.predict.models.layer_kinds import (
+    attention_layers_of,
+    heads_of,
+    latent_attention_of,
+    refuse_other_kinds,
 )
 from headway.predict.models.quantization import (
     BESIDE,
@@ -42,9 +57,12 @@ class ModelShape:
     `num_experts` is 0 for a dense model. Where there are several, `intermediate_size` is the width of one expert,
     `shared_intermediate_size` of all that every token passes beside them, and `num_dense_layers` layers have a plain
     feed-forward of `dense_intermediate_size` in their place. Of latent attention `head_dim` is the mean of a head's
-    query and value, and `num_kv_heads` 1. `quantized` is None where weights are as wide as values;
-    `kv_bytes_per_value` differs from `bytes_per_value` under a quantised cache. `context_tokens` is how long
-    prompt and answer may be together, 0 if that is not known; no cost follows from it.
+    query and value, and `num_kv_heads` 1. `uneven` are the kinds of attention layers, those without a window first,
+    empty if all layers attend to all tokens with `num_heads` heads and so on: costs go by `attention_layers`.
+    `other_weights` are of all layers, beside attention and feed-forward, `looked_up_weights` of tables beside the
+    embedding. `most_tensor_parallel` GPUs vLLM splits it over, 0 where its family sets no limit. `quantized` is None
+    where weights are as wide as values; `kv_bytes_per_value` differs from `bytes_per_value` under a quantised cache.
+    `context_tokens` is how long prompt and answer may be together, 0 if that is not known; no cost follows from it.
     """
 
     name: str
@@ -63,10 +81,27 @@ class ModelShape:
     num_dense_layers: int = 0
     dense_intermediate_size: int = 0
     latent: LatentAttention | None = None
+    uneven: tuple[AttentionLayers, ...] = ()
+    other_weights: int = 0
+    looked_up_weights: int = 0
+    most_tensor_parallel: int = 0
     quantized: WeightBytes | None = None
     bytes_per_value: int = 2
     kv_bytes_per_value: int = 2
     context_tokens: int = 0
+
+    @property
+    def attention_layers(self) -> tuple[AttentionLayers, ...]:
+        """The kinds of attention layers; one where all are alike."""
+        return self.uneven or (
+            AttentionLayers(
+                num_layers=self.num_layers,
+                num_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                value_dim=self.head_dim,
+            ),
+        )
 
     @property
     def query_width(self) -> int:
@@ -75,13 +110,8 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Values of a token's key, all heads; its value has as many."""
+        """Values of a token's key, all heads."""
         return self.num_kv_heads * self.head_dim
-
-    @property
-    def kv_head_values(self) -> int:
-        """Values a layer caches of a token for one KV head: key and value, or the latent they are made from."""
-        return self.latent.cached if self.latent else 2 * self.head_dim
 
     @property
     def decode_pairs(self) -> float:
@@ -90,16 +120,29 @@ class ModelShape:
 
     @property
     def projections(self) -> dict[str, int]:
-        """Weights of each of a layer's projections, by the name of its module in vLLM."""
-        if self.latent:
-            return self.latent.projections(self.hidden_size, self.num_heads)
-        out = self.hidden_size * self.query_width
-        return {"qkv_proj": out + 2 * self.hidden_size * self.kv_width, "o_proj": out}
+        """Weights of each of the layers' projections, all layers, by the name of its module in vLLM."""
+        total: dict[str, int] = {}
+        for kind in self.attention_layers:
+            hidden = self.hidden_size
+            each = (
+                self.latent.projections(hidden, self.num_heads) if self.latent else kind.projections(hidden)
+            )
+            for module, weights in each.items():
+                total[module] = total.get(module, 0) + kind.num_layers * weights
+        return total
 
     @property
     def attention_weights(self) -> int:
-        """Weights of one layer's projections."""
+        """Weights of the projections, all layers."""
         return sum(self.projections.values())
+
+    def kv_head_values(self, kind: AttentionLayers) -> int:
+        """Values a layer of this kind caches of a token for one KV head: key and value, or the latent of both."""
+        return self.latent.cached if self.latent else kind.head_dim + kind.value_dim
+
+    def gpu_kv_values(self, kind: AttentionLayers, tp: int = 1) -> int:
+        """Values of a token that a layer of this kind caches on each of `tp` GPUs, which has one KV head at least."""
+        return max(1, kind.num_kv_heads // tp) * self.kv_head_values(kind)
 
     @property
     def expert_weights(self) -> int:
@@ -140,8 +183,9 @@ class ModelShape:
     def fixed_bytes(self) -> float:
         """Bytes of the layers' weights that every step reads whatever its tokens choose; not a dense feed-forward."""
         each = self.bytes_per_weight
-        attention = self.num_layers * self.attention_weights * each.attention
-        return attention + self._router_weights * self.bytes_per_value + self._shared_weights * each.dense
+        attention = self.attention_weights * each.attention
+        beside = self._router_weights + self.other_weights
+        return attention + beside * self.bytes_per_value + self._shared_weights * each.dense
 
     @property
     def expert_bytes(self) -> float:
@@ -156,49 +200,24 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV cache one token takes on all GPUs of an instance."""
-        return self.num_layers * self.num_kv_heads * self.kv_head_values * self.kv_bytes_per_value
+        """Bytes of KV cache that a further token takes on all GPUs of an instance, in the layers that keep all tokens.
 
-    def split_sizes(self, tp: int) -> dict[str, float]:
-        """What one of `tp` GPUs has of the sizes that they share, of the parts whose weights are quantised."""
-        each, wide = self.bytes_per_weight, self.bytes_per_value
-        sizes: dict[str, float] = {}
-        if each.attention < wide and self.latent:
-            *columns, (_, depth) = self.latent.shared_products(self.hidden_size, self.num_heads)
-            sizes |= {f"the {width} columns of a projection": width / tp for width, _ in columns}
-            sizes[f"the {depth} values of all heads"] = depth / tp
-        elif each.attention < wide:
-            sizes[f"the {self.query_width} values of all heads"] = self.query_width / tp
-            sizes[f"the {self.kv_width} values of all KV heads"] = max(self.head_dim, self.kv_width / tp)
-        if each.experts < wide:
-            sizes[f"the width of {self.intermediate_size}"] = self.intermediate_size / tp
-        if each.dense < wide and self.num_experts:
-            for width in filter(None, (self.shared_intermediate_size, self.dense_intermediate_size)):
-                sizes[f"the width of {width}"] = width / tp
-        return sizes
-
-    def split_depths(self, tp: int) -> dict[str, float]:
-        """What one of `tp` GPUs has of the depths that they share, of the parts whose weights are quantised.
-
-        Not of experts: vLLM halves a group of theirs that a GPU would have a part of.
+        Of a model whose layers all have a window, what a token takes while it is within.
         """
-        each, wide = self.bytes_per_weight, self.bytes_per_value
-        depths: dict[str, float] = {}
-        if each.attention < wide:
-            values = self.num_heads * (self.latent.v_head_dim if self.latent else self.head_dim)
-            depths[f"the {values} values of all heads"] = values / tp
-        widths = [self.shared_intermediate_size, self.dense_intermediate_size]
-        if (each.dense if self.num_experts else each.experts) < wide:
-            for width in filter(None, widths if self.num_experts else [self.intermediate_size]):
-                depths[f"the width of {width}"] = width / tp
-        return depths
+        return self.gpu_kv_bytes_per_token(1)
+
+    def gpu_kv_bytes_per_token(self, tp: int) -> int:
+        """The same of each of `tp` GPUs, on which no fewer than one KV head of a layer stands."""
+        growing = [kind for kind in self.attention_layers if not kind.window] or self.attention_layers
+        values = sum(kind.num_layers * self.gpu_kv_values(kind, tp) for kind in growing)
+        return values * self.kv_bytes_per_value
 
     def _feed_forward_weights(self, width: int) -> int:
         return (3 if self.gated else 2) * self.hidden_size * width
 
     @property
     def _weights_beside_experts(self) -> int:
-        return self.num_layers * self.attention_weights + self._router_weights + self._shared_weights
+        return self.attention_weights + self._router_weights + self.other_weights + self._shared_weights
 
     @property
     def _router_weights(self) -> int:
@@ -212,24 +231,24 @@ class ModelShape:
 
     @property
     def _table_weights(self) -> int:
-        return (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
+        tables = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
+        return tables + self.looked_up_weights
 
 
 def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
     """The shape in a `config.json` as transformers writes it, of a family in `families.FAMILIES`; of a model with other
-    parts (vision) its language model's.
+    parts (vision) its language model's. Keys that are absent have the values of the family's class.
 
     Raises ConfigError that names the key which is missing or not known, or which makes the model another kind.
     """
     quantization = quantization_of(config)
-    outer, config = config, parts_of(config)[-1]
-    read = ConfigReader(config, name or str(config.get("_name_or_path", "")) or "model")
-    family, latent = _kind(read)
+    outer, config = config, _language_part(config)
+    name = name or str(config.get("_name_or_path", "")) or "model"
+    family, read, latent = _kind(ConfigReader(config, name))
     layers = read.needed(*LAYERS)
     hidden = read.needed(*HIDDEN)
-    heads = read.needed("num_attention_heads", "n_head", "n_heads")
     experts = _experts(read, family)
-    with_experts = layers_with_experts(read, layers) if experts else [False] * layers
+    with_experts = layers_with_experts(read, layers, family.dense_layers) if experts else [False] * layers
     dense = with_experts.count(False) if experts else 0
     width = _expert_width(read, family) if experts else _inner(read, family)
     dtype_bytes = _dtype_bytes(config)
@@ -239,19 +258,19 @@ def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
         name=read.name,
         num_layers=layers,
         hidden_size=hidden,
-        num_heads=heads,
-        num_kv_heads=1 if latent else _kv_heads(read, family, heads),
-        head_dim=latent.mean_head_dim if latent else _head_dim(read, family, hidden, heads),
+        **_attention(read, family, latent, layers, hidden),
         intermediate_size=width,
         vocab_size=read.needed("vocab_size"),
         gated=family.gated,
-        tied_embeddings=_tied(read, outer, family),
+        tied_embeddings=_tied(read, outer),
         num_experts=experts,
         experts_per_token=experts_per_token_of(read, experts) if experts else 0,
         shared_intermediate_size=_shared(read, family, width) if experts else 0,
         num_dense_layers=dense,
         dense_intermediate_size=read.needed("intermediate_size_mlp", "intermediate_size") if dense else 0,
         latent=latent,
+        most_tensor_parallel=experts if family.gpus_by_experts else 0,
+        **_weights_beside(read, family, layers, hidden),
         bytes_per_value=dtype_bytes,
         kv_bytes_per_value=kv_bytes_of(quantization, dtype_bytes),
         context_tokens=context_tokens_of(read),
@@ -262,20 +281,69 @@ def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
     return replace(shape, quantized=quantized)
 
 
-def _kind(read: ConfigReader) -> tuple[Family, LatentAttention | None]:
-    """The config's family and attention; ConfigError for what is not known, by its own key before the family's."""
-    family = known_family(read)
-    refuse_other_kinds(read, window_switch=family is not None and family.window_switch)
+def _language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the language model, with the model type that its class gives it if the part tells none."""
+    part = parts_of(config)[-1]
+    if part is config or "model_type" in part:
+        return part
+    model_type = text_part_of(config.get("model_type"))
+    return {"model_type": model_type, **part} if model_type else part
+
+
+def _kind(read: ConfigReader) -> tuple[Family, ConfigReader, LatentAttention | None]:
+    """The config's family, the reader that has its defaults, and latent attention; ConfigError for what is not known,
+    by its own key before the family's.
+    """
+    name = family_name(read)
+    family = FAMILIES[name] if name else None
+    read = ConfigReader(read.config, read.name, defaults_of_family(name))
+    refuse_other_kinds(read, family)
     check_activations(read, family)
     latent = latent_attention_of(read)
     if family is None:
         raise unknown_family(read)
-    return family, latent
+    return family, read, latent
+
+
+def _attention(
+    read: ConfigReader, family: Family, latent: LatentAttention | None, layers: int, hidden: int
+) -> dict[str, Any]:
+    """The fields of a shape that tell of its attention."""
+    if latent:
+        heads = read.needed("num_attention_heads", "n_head", "n_heads")
+        return {"num_heads": heads, "num_kv_heads": 1, "head_dim": latent.mean_head_dim}
+    told = heads_of(read, family, hidden)
+    kinds = attention_layers_of(read, family, layers, told)
+    alike = len(kinds) == 1 and not kinds[0].window and told.value_width == told.width
+    return {
+        "num_heads": told.query,
+        "num_kv_heads": told.kv,
+        "head_dim": told.width,
+        "uneven": () if alike and kinds[0].num_heads == told.query else kinds,
+    }
+
+
+def _weights_beside(read: ConfigReader, family: Family, layers: int, hidden: int) -> dict[str, Any]:
+    """Weights that are neither of attention, feed-forward, nor the tables of words: positions that were learned, and
+    Gemma's inputs of each layer.
+    """
+    if read.known("word_embed_proj_dim") not in (0, hidden):
+        raise read.refuse("word_embed_proj_dim")
+    looked_up = other = 0
+    if family.more_positions is not None:
+        positions = read.known("n_positions", "max_position_embeddings")
+        looked_up = (positions + family.more_positions) * hidden if positions else 0
+    if family.global_heads and (width := read.known("hidden_size_per_layer_input")):
+        looked_up += read.needed("vocab_size_per_layer_input") * layers * width
+        other = 3 * layers * width * hidden
+    return {"looked_up_weights": looked_up, "other_weights": other}
 
 
 def _experts(read: ConfigReader, family: Family) -> int:
+    if read.config.get("enable_moe_block") is False:
+        return 0
     experts = num_experts_of(read)
-    if not experts and family.experts and family.experts not in read.config:
+    if not experts and family.experts and read.config.get(family.experts) is None:
         return read.needed(family.experts)
     return experts
 
@@ -283,7 +351,7 @@ def _experts(read: ConfigReader, family: Family) -> int:
 def _expert_width(read: ConfigReader, family: Family) -> int:
     if family.expert_width:
         return read.needed("moe_intermediate_size")
-    return read.known("moe_intermediate_size") or _inner(read, family)
+    return read.known("moe_intermediate_size") or read.needed("intermediate_size")
 
 
 def _shared(read: ConfigReader, family: Family, expert_width: int) -> int:
@@ -297,7 +365,7 @@ def _inner(read: ConfigReader, family: Family) -> int:
     return read.needed(*keys) // (2 if family.both_halves else 1)
 
 
-def _tied(read: ConfigReader, outer: Mapping[str, Any], family: Family) -> bool:
+def _tied(read: ConfigReader, outer: Mapping[str, Any]) -> bool:
     """Whether the LM head is the embedding table, by the language model's config, the whole one, or the family."""
     for config in (read.config, outer):
         told = config.get("tie_word_embeddings")
@@ -305,37 +373,7 @@ def _tied(read: ConfigReader, outer: Mapping[str, Any], family: Family) -> bool:
             return told
         if told is not None:
             raise ConfigReader(config, read.name).not_accepted("tie_word_embeddings", "true or false")
-    return family.tied
-
-
-def _kv_heads(read: ConfigReader, family: Family, heads: int) -> int:
-    config = read.config
-    if config.get("multi_query", family.multi_query) and not config.get("new_decoder_architecture"):
-        return 1
-    keys = "num_key_value_heads", "num_kv_heads", "n_head_kv"
-    told = [key for key in keys if key in config]
-    for key in told:
-        if config[key] == 0:
-            raise read.not_accepted(key, "a whole number, 1 or more")
-    found = read.known(*keys) or (not told and family.kv_heads) or heads
-    if heads % found:
-        raise ConfigError(
-            f"the config of {read.name!r} has {heads} heads for {found} KV heads (num_key_value_heads); accepted: a "
-            "multiple of them"
-        )
-    return found
-
-
-def _head_dim(read: ConfigReader, family: Family, hidden: int, heads: int) -> int:
-    """A head's width: what is said of it, the family's, or a head's share of the hidden size."""
-    found = read.known("head_dim", "kv_channels") or family.head_dim
-    if not found and heads > hidden:
-        raise ConfigError(
-            f"the config of {read.name!r} has {heads} heads for a hidden size of {hidden}; accepted: 1 to {hidden}"
-        )
-    if read.known("v_head_dim") not in (0, found):
-        raise read.refuse("v_head_dim")
-    return found or hidden // heads
+    return bool(read.defaults.get("tie_word_embeddings"))
 
 
 def _dtype_bytes(config: Mapping[str, Any]) -> int:

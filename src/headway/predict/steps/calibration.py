@@ -48,7 +48,7 @@ class Calibration:
     `ungraphed_s` is what a step beyond CUDA graphs takes besides, whose kernels are launched one by one.
     `residuals` are measured over predicted seconds, as ascending quantiles at equal distances, of steps the
     fit has not seen; (1.0,) where nothing was measured. `model` is what policies' own models start from; None:
-    its sizes are not known.
+    its sizes are not known. `kv_bytes` is the memory for KV on all its GPUs, 0 if only the tokens it holds are known.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Calibration:
     to_device: TransferModel
     kv_bytes_per_token: int
     kv_capacity_tokens: int
+    kv_bytes: int = 0
     host_job_s: float = 0.0
     ungraphed_s: float = 0.0
     model: ModelShape | None = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from headway.core.batch_shape import BatchShape
+from headway.predict.models.attention import AttentionLayers
 from headway.predict.models.model_shape import ModelShape
 from headway.predict.steps.kernels import AllReduce, Chunks, Heads, Kernels, Peaks
 from headway.predict.steps.law import Curve
@@ -37,6 +38,73 @@ class Gpu:
     sampler_job_s: float
 
 
+class _Attention:
+    """Attention of the layers of one kind, in seconds of all of them."""
+
+    def __init__(self, gpu: Gpu, model: ModelShape, kind: AttentionLayers, tp: int) -> None:
+        self._gpu, self.kind = gpu, kind
+        self.heads = Heads(
+            query=kind.num_heads / tp,
+            kv=max(1.0, kind.num_kv_heads / tp),
+            dim=(kind.head_dim + kind.value_dim) // 2,
+            kv_bytes=model.kv_bytes_per_value,
+        )
+        self._prompt_heads, self._decode_heads = self.heads, self.heads
+        if model.latent:
+            # Prompts attend with keys and values of every head, single tokens with one head as wide as a latent.
+            self._prompt_heads = Heads(query=self.heads.query, kv=self.heads.query, dim=self.heads.dim)
+            self._decode_heads = Heads(
+                query=self.heads.query,
+                kv=1.0,
+                dim=model.latent.cached // 2,
+                kv_bytes=model.kv_bytes_per_value,
+            )
+        self._prefill_work = gpu.kernels.prefill_work(self._prompt_heads)
+        self._decodes: dict[int, Curve] = {}
+
+    def seconds(self, shape: BatchShape) -> float:
+        """Seconds of the step's prompts, and of its decodes."""
+        shape = self.kind.seen(shape)
+        decodes = shape.num_decodes
+        prompts = self._prefill_s(shape) if shape.num_tokens > decodes else 0.0
+        if not decodes:
+            return prompts
+        context = shape.decode_context_tokens / decodes
+        shared = prompts > 0 and self._gpu.kernels.mixed_key_s > 0
+        return prompts + self._decode_curve(decodes, shared).at(context)
+
+    def _decode_curve(self, sequences: int, shared: bool) -> Curve:
+        """Seconds by context; `shared`: in the kernel of the prompts beside them."""
+        key = -sequences if shared else sequences
+        curve = self._decodes.get(key)
+        if curve is None:
+            kernels, peaks, heads = self._gpu.kernels, self._gpu.peaks, self._decode_heads
+
+            def seconds(context: int) -> float:
+                alone_s = kernels.decode_s(peaks, heads, sequences, context)
+                # In a kernel made for prompts no decode is faster than in its own.
+                layer_s = (
+                    max(alone_s, kernels.mixed_decode_s(heads, sequences, context)) if shared else alone_s
+                )
+                return self.kind.num_layers * layer_s
+
+            curve = self._decodes[key] = _rising(seconds)
+        return curve
+
+    def _prefill_s(self, shape: BatchShape) -> float:
+        return self.kind.num_layers * self._gpu.kernels.prefill_s(
+            self._gpu.peaks,
+            self._prompt_heads,
+            self._prefill_work,
+            Chunks(
+                shape.num_jobs - shape.num_decodes,
+                shape.num_prefill_tokens,
+                shape.prefill_pairs,
+                shape.prefill_context_tokens,
+            ),
+        )
+
+
 class DeviceStep:
     """Step time = matrix products + attention + collectives + small kernels + what every step costs.
 
@@ -47,27 +115,10 @@ class DeviceStep:
 
     def __init__(self, gpu: Gpu, model: ModelShape, tp: int = 1) -> None:
         self._gpu, self._model, self._tp = gpu, model, tp
-        self._heads = Heads(
-            query=model.num_heads / tp,
-            kv=max(1.0, model.num_kv_heads / tp),
-            dim=model.head_dim,
-            kv_bytes=model.kv_bytes_per_value,
-        )
-        self._prompt_heads, self._decode_heads = self._heads, self._heads
-        if model.latent:
-            # Prompts attend with keys and values of every head, single tokens with one head as wide as a latent.
-            self._prompt_heads = Heads(query=self._heads.query, kv=self._heads.query, dim=model.head_dim)
-            self._decode_heads = Heads(
-                query=self._heads.query,
-                kv=1.0,
-                dim=model.latent.cached // 2,
-                kv_bytes=model.kv_bytes_per_value,
-            )
+        self._kinds = [_Attention(gpu, model, kind, tp) for kind in model.attention_layers]
         self._weight = model.bytes_per_weight
         self._tokens = _rising(lambda tokens: gpu.step_overhead_s + self.layers_s(tokens))
         self._jobs = _rising(self._output_s)
-        self._prefill_work = gpu.kernels.prefill_work(self._prompt_heads)
-        self._decodes: dict[int, Curve] = {}
 
     def step_s(self, shape: BatchShape) -> float:
         """Seconds of one step of this shape. About 2 us without prompts, 5 us with."""
@@ -91,16 +142,26 @@ class DeviceStep:
         return attention + total / model.num_layers
 
     def _attention_products_s(self, tokens: int) -> float:
-        model, tp = self._model, self._tp
-        hidden, query = model.hidden_size, self._heads.query * model.head_dim
+        return self._mean(lambda kind: self._kind_products_s(tokens, kind))
+
+    def _mean(self, of_layer: Callable[[_Attention], float]) -> float:
+        """What a layer takes in the mean of all kinds."""
+        if len(self._kinds) == 1:
+            return of_layer(self._kinds[0])
+        total = sum(each.kind.num_layers * of_layer(each) for each in self._kinds)
+        return total / self._model.num_layers
+
+    def _kind_products_s(self, tokens: int, attention: _Attention) -> float:
+        model, tp, heads, kind = self._model, self._tp, attention.heads, attention.kind
+        hidden = model.hidden_size
         if model.latent:
             products = model.latent.whole_products(hidden)
             *queries, (_, inner) = model.latent.shared_products(hidden, model.num_heads)
             products += [(columns // tp, depth) for columns, depth in queries] + [(hidden, inner // tp)]
             return sum(self._product_s(tokens, *each, self._weight.attention) for each in products)
-        fused = query + 2 * self._heads.kv * model.head_dim
+        fused = heads.query * kind.head_dim + heads.kv * (kind.head_dim + kind.value_dim)
         seconds = self._product_s(tokens, fused, hidden, self._weight.attention)
-        return seconds + self._product_s(tokens, hidden, query, self._weight.attention)
+        return seconds + self._product_s(tokens, hidden, heads.query * kind.value_dim, self._weight.attention)
 
     def _feed_forward_s(self, tokens: int, width: int, weight: float, before_s: float = 0.0) -> float:
         hidden, inner = self._model.hidden_size, width / self._tp
@@ -132,24 +193,21 @@ class DeviceStep:
 
     def attention_s(self, shape: BatchShape) -> float:
         """Seconds of attention, all layers."""
-        decodes = shape.num_decodes
-        prompts = self._prefill_s(shape) if shape.num_tokens > decodes else 0.0
-        if not decodes:
-            return prompts
-        context = shape.decode_context_tokens / decodes
-        shared = prompts > 0 and self._gpu.kernels.mixed_key_s > 0
-        return prompts + self._decode_curve(decodes, shared).at(context)
+        return sum(each.seconds(shape) for each in self._kinds)
 
     def _small_s(self, tokens: int) -> float:
         """Seconds of one layer's norms, rotation, cache write and activation."""
         model = self._model
-        heads = self._heads.query + self._heads.kv
         inner = model.active_width / self._tp
-        values = _NORMS_A_LAYER * _NORM_PASSES * model.hidden_size + 2 * heads * model.head_dim
-        values += 2 * self._heads.kv * model.kv_head_values + (3 if model.gated else 2) * inner
+        values = _NORMS_A_LAYER * _NORM_PASSES * model.hidden_size + self._mean(self._rotated_and_written)
+        values += (3 if model.gated else 2) * inner
         return self._gpu.kernels.elementwise_s(
             self._gpu.peaks, _LAUNCHES_A_LAYER, tokens * values * model.bytes_per_value
         )
+
+    def _rotated_and_written(self, attention: _Attention) -> float:
+        heads, kind = attention.heads, attention.kind
+        return 2 * (heads.query + heads.kv) * kind.head_dim + 2 * heads.kv * self._model.kv_head_values(kind)
 
     def _output_s(self, jobs: int) -> float:
         """Seconds of the LM head and the sampler for one position a job."""
@@ -157,37 +215,6 @@ class DeviceStep:
         columns = model.vocab_size / self._tp
         head = gpu.kernels.gemm_s(gpu.peaks, jobs, columns, model.hidden_size, model.bytes_per_value)
         return head + gpu.sampler_s + gpu.sampler_job_s * jobs
-
-    def _decode_curve(self, sequences: int, shared: bool) -> Curve:
-        """Seconds by context, all layers; `shared`: in the kernel of the prompts beside them."""
-        key = -sequences if shared else sequences
-        curve = self._decodes.get(key)
-        if curve is None:
-            kernels, peaks, heads = self._gpu.kernels, self._gpu.peaks, self._decode_heads
-
-            def seconds(context: int) -> float:
-                alone_s = kernels.decode_s(peaks, heads, sequences, context)
-                # In a kernel made for prompts no decode is faster than in its own.
-                layer_s = (
-                    max(alone_s, kernels.mixed_decode_s(heads, sequences, context)) if shared else alone_s
-                )
-                return self._model.num_layers * layer_s
-
-            curve = self._decodes[key] = _rising(seconds)
-        return curve
-
-    def _prefill_s(self, shape: BatchShape) -> float:
-        return self._model.num_layers * self._gpu.kernels.prefill_s(
-            self._gpu.peaks,
-            self._prompt_heads,
-            self._prefill_work,
-            Chunks(
-                shape.num_jobs - shape.num_decodes,
-                shape.num_prefill_tokens,
-                shape.prefill_pairs,
-                shape.prefill_context_tokens,
-            ),
-        )
 
 
 def _rising(seconds: Callable[[int], float]) -> Curve:

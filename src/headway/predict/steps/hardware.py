@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -11,7 +10,9 @@ from pathlib import Path
 import msgspec
 
 from headway.errors import ConfigError
+from headway.predict.models.kv_groups import kv_layout_of
 from headway.predict.models.model_shape import ModelShape
+from headway.predict.models.parallelism import check_parallelism
 from headway.predict.steps.calibration import Calibration, load_cost_file
 from headway.predict.steps.copies import TransferModel
 from headway.predict.steps.data_sheet import ACCEPTED, PREFIX, from_data_sheet
@@ -29,6 +30,12 @@ RESERVE_BYTES = 1_500_000_000
 four single-GPU servers whose KV cache is published (0.7 to 1.7 GB)."""
 HOST_COPY_SHARE = 0.8
 """Of the host link's rate each way; assumed, no published table of copies is at hand. `headway profile` measures it."""
+GPU_BLOCK_TOKENS = 16
+"""Tokens a KV block that vLLM takes by itself on GPUs."""
+_IN_FLIGHT_TOKENS = 2 * 8192
+"""Of two steps as large as vLLM makes them by itself."""
+_LONG_CONTEXT = 131072
+"""Of a model with sliding windows that does not tell how long a request may be."""
 _CATALOGUE = "hardware.json"
 
 
@@ -85,7 +92,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         KV cache.
         """
         gpus = tp * stages
-        capacity = self._kv_capacity_tokens(model, tp, stages, gpu_memory_utilization)
+        kv_bytes = self._kv_bytes(model, tp, stages, gpu_memory_utilization)
         shipped = catalogue()
         step = DeviceStep(
             Gpu(
@@ -113,37 +120,24 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             residuals=self._residuals(),
             to_host=copies,
             to_device=copies,
-            kv_bytes_per_token=_kv_bytes_per_token(model, tp),
-            kv_capacity_tokens=capacity,
+            kv_bytes_per_token=tp * model.gpu_kv_bytes_per_token(tp),
+            kv_capacity_tokens=_capacity_tokens(model, tp, kv_bytes),
+            kv_bytes=kv_bytes,
         )
 
-    def _kv_capacity_tokens(self, model: ModelShape, tp: int, stages: int, utilization: float) -> int:
-        if tp < 1 or model.num_heads % tp:
-            raise ConfigError(
-                f"tensor parallelism {tp} does not divide the {model.num_heads} heads of {model.name}"
-            )
-        if max(tp, model.num_kv_heads) % min(tp, model.num_kv_heads):
-            raise ConfigError(
-                f"tensor parallelism {tp} does not share the {model.num_kv_heads} KV heads of {model.name} evenly, as "
-                "vLLM asks; accepted: what divides them, or a multiple of them"
-            )
-        _check_blocks(model, tp)
-        if not 1 <= stages <= model.num_layers:
-            raise ConfigError(
-                f"{stages} pipeline stages do not share the {model.num_layers} layers of {model.name}; accepted: 1 to "
-                f"{model.num_layers}"
-            )
+    def _kv_bytes(self, model: ModelShape, tp: int, stages: int, utilization: float) -> int:
+        """Memory for KV on all GPUs; ConfigError if the model does not leave any, or cannot be split so."""
+        check_parallelism(model, tp, stages)
         if not 0 < utilization <= 1:
             raise ConfigError(f"the share of GPU memory must lie in (0, 1]; found {utilization}")
         gpus = tp * stages
-        usable = gpus * (self.memory_bytes * utilization - RESERVE_BYTES) - model.weight_bytes
-        tokens = int(usable // _kv_bytes_per_token(model, tp))
-        if tokens < 1:
+        usable = int(gpus * (self.memory_bytes * utilization - RESERVE_BYTES) - model.weight_bytes)
+        if usable < tp * model.gpu_kv_bytes_per_token(tp):
             raise ConfigError(
                 f"{model.name} ({model.weight_bytes / 1e9:.0f} GB of weights) does not fit {gpus} x {self.name} "
                 f"({self.memory_bytes / 1e9:.0f} GB each); more GPUs an instance or a larger one are accepted"
             )
-        return tokens
+        return usable
 
     def _residuals(self) -> tuple[float, ...]:
         if self.errors is not None:
@@ -243,25 +237,10 @@ def _not_measured(model: ModelShape) -> str:
     return said
 
 
-def _check_blocks(model: ModelShape, tp: int) -> None:
-    """Raise ConfigError if a GPU's share of a quantised weight is no whole number of what shares a scale."""
-    quantized = model.quantized
-    for side in (quantized and quantized.block) or ():
-        _check_shares(model, tp, model.split_sizes(tp), side, "block that shares a scale (weight_block_size)")
-    if quantized and quantized.group:
-        depths = model.split_depths(tp)
-        _check_shares(model, tp, depths, quantized.group, "group that shares a scale (group_size)")
-
-
-def _check_shares(model: ModelShape, tp: int, sizes: Mapping[str, float], side: int, sharing: str) -> None:
-    for what, size in sizes.items():
-        if size % side:
-            raise ConfigError(
-                f"tensor parallelism {tp} leaves a GPU {size:g} of {what} of {model.name}, which is no multiple of "
-                f"{side}, the {sharing}; accepted: one that leaves a multiple"
-            )
-
-
-def _kv_bytes_per_token(model: ModelShape, tp: int) -> int:
-    """Bytes on all GPUs: with more GPUs than KV heads some heads are held twice."""
-    return model.kv_bytes_per_token * max(model.num_kv_heads, tp) // model.num_kv_heads
+def _capacity_tokens(model: ModelShape, tp: int, kv_bytes: int) -> int:
+    """Tokens of KV that so much memory holds, of a model with sliding windows in requests as long as its context."""
+    if not any(kind.window for kind in model.attention_layers):
+        return kv_bytes // (tp * model.gpu_kv_bytes_per_token(tp))
+    layout = kv_layout_of(model, tp, GPU_BLOCK_TOKENS)
+    context = model.context_tokens or _LONG_CONTEXT
+    return layout.capacity_tokens(kv_bytes // layout.block_bytes, context, _IN_FLIGHT_TOKENS)
