@@ -10,6 +10,7 @@ from headway.setting import COUNT, Bounds, Setting, Shown, check_settings
 from headway.written_path import written_path
 
 if TYPE_CHECKING:
+    from headway.predict.models.kv_groups import KvLayout
     from headway.predict.steps.calibration import Calibration, EngineDefaults
     from headway.sim.limits import EngineLimits
 
@@ -105,11 +106,15 @@ def engine_limits(sizes: EngineSizes, name: str, calibration: Calibration) -> En
         block_size = GPU_BLOCK_TOKENS if measured is None else measured.block_size
     if captured is None and measured is not None:
         captured = measured.graphed_tokens
+    layout = _windowed_layout(sizes.tp, block_size, calibration)
     num_blocks = sizes.num_blocks
-    if num_blocks is None:
+    if num_blocks is None and layout is not None and calibration.kv_bytes:
+        num_blocks = calibration.kv_bytes // layout.block_bytes
+    elif num_blocks is None:
         num_blocks = calibration.kv_capacity_tokens // block_size
     return EngineLimits(
         num_blocks=num_blocks,
+        kv_groups=layout.groups if layout else (),
         block_size=block_size,
         max_num_seqs=min(engine.max_num_seqs, tokens) if sizes.max_num_seqs is None else sizes.max_num_seqs,
         max_num_batched_tokens=tokens,
@@ -120,6 +125,16 @@ def engine_limits(sizes: EngineSizes, name: str, calibration: Calibration) -> En
         pipeline_stages=sizes.pp,
         host_blocks=sizes.host_blocks or host_blocks(sizes.host_kv_gib, block_size, calibration),
     )
+
+
+def _windowed_layout(tp: int, block_size: int, calibration: Calibration) -> KvLayout | None:
+    """How the model's layers share the KV cache; None where all of them keep all tokens."""
+    from headway.predict.models.kv_groups import kv_layout_of
+
+    if calibration.model is None:
+        return None
+    layout = kv_layout_of(calibration.model, tp, block_size)
+    return layout if any(group.window for group in layout.groups) else None
 
 
 def host_blocks(gib: float, block_size: int, calibration: Calibration) -> int:

@@ -16,6 +16,7 @@ from headway.core.prefix_watch import PrefixWatch
 from headway.core.record import Outcome, Record
 from headway.core.view import StepView
 from headway.policies.policy import Policy
+from headway.sim.grouped_pool import GroupedKvPool
 from headway.sim.kv_pool import BlockKey, KvPool
 from headway.sim.kv_tiers import HostTier, KvStore
 from headway.sim.limits import EngineLimits
@@ -77,12 +78,7 @@ class SimulatedEngine:
         self.name = name
         self.ledger = Ledger()
         self.totals = EngineTotals()
-        self.pool = KvPool(
-            limits.num_blocks,
-            block_size=limits.block_size,
-            prefix_caching=limits.prefix_caching,
-            watermark_blocks=limits.watermark_blocks,
-        )
+        self.pool = self._kv_pool(limits)
         self.host = self._host_tier(limits) if limits.host_blocks else None
         self.store = KvStore(self.pool, store_blocks) if store_blocks else None
         assert self.host is None or self.store is None, "host memory beside a store is not simulated"
@@ -112,6 +108,24 @@ class SimulatedEngine:
             self._view.host_total_blocks = limits.host_blocks
             self._view.uncopied_blocks = self.host.copies.uncopied_blocks
             self._view.unsent_blocks = self.host.copies.unsent_blocks
+
+    def _kv_pool(self, limits: EngineLimits) -> KvPool:
+        if not limits.kv_groups:
+            return KvPool(
+                limits.num_blocks,
+                block_size=limits.block_size,
+                prefix_caching=limits.prefix_caching,
+                watermark_blocks=limits.watermark_blocks,
+            )
+        return GroupedKvPool(
+            limits.num_blocks,
+            limits.kv_groups,
+            block_size=limits.block_size,
+            prefix_caching=limits.prefix_caching,
+            watermark_blocks=limits.watermark_blocks,
+            most_in_flight=limits.depth * limits.max_num_batched_tokens,
+            in_flight=self._tokens_in_flight,
+        )
 
     def _host_tier(self, limits: EngineLimits) -> HostTier:
         return HostTier(
@@ -236,6 +250,9 @@ class SimulatedEngine:
             if steps:
                 self._stale_steps[job] = steps
                 self.pool.not_ready[job] = Reason.STALE_OUTPUT
+
+    def _tokens_in_flight(self, job: Job) -> int:
+        return sum(flight.outcome.tokens.get(job, 0) for flight in self._flights)
 
     def _steps_in_flight(self, job: Job) -> int:
         """Steps that compute tokens of a job and whose output is still to come; O(steps in flight)."""
@@ -382,7 +399,7 @@ class SimulatedEngine:
         if self.steady is None or (self.tier is not None and self.tier.busy):
             return 0
         lengths = self._output_tokens
-        left = self.pool.free_blocks // len(self.ledger.residents) * self.limits.block_size
+        left = self.pool.steady_tokens(len(self.ledger.residents))
         for job in self.ledger.residents:
             if job.first_token_s is None:
                 return 0

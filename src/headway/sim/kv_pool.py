@@ -13,12 +13,12 @@ from headway.core.plan import Fate, Reason
 BlockKey = int
 """What a full block holds. Equal keys mean equal contents of the block and of all before it."""
 
-_OWN_KEYS = 1 << 24
+OWN_KEYS = 1 << 24
 """Blocks one request may have; its own keys are negative, so that they never equal a shared one."""
 
 
 @dataclass(slots=True)
-class _Table:
+class Table:
     """The blocks of one live request. `shared` are the keys of its prompt's leading full blocks.
 
     `room_tokens` is what the blocks hold; with `cache_at_tokens` tokens known the next block can be found. `started`:
@@ -34,6 +34,7 @@ class _Table:
     started: bool = False
 
     def key(self, index: int) -> BlockKey:
+        """What a full block of the request's tokens holds."""
         return self.shared[index] if index < len(self.shared) else self.own - index
 
 
@@ -62,7 +63,7 @@ class KvPool:
         self.prefix_caching = prefix_caching
         self.watermark_blocks = watermark_blocks
         self.not_ready: dict[Job, Reason] = {}
-        self._tables: dict[Job, _Table] = {}
+        self._tables: dict[Job, Table] = {}
         self._num_started = 0
         self._serial = 0
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
@@ -80,7 +81,7 @@ class KvPool:
     def add(self, job: Job, shared: Sequence[BlockKey] = ()) -> None:
         """Know a new request by the keys (0 or more) of its prompt's leading full blocks."""
         self._serial += 1
-        self._tables[job] = _Table(shared, -self._serial * _OWN_KEYS, cache_at_tokens=self._cache_from_tokens)
+        self._tables[job] = Table(shared, -self._serial * OWN_KEYS, cache_at_tokens=self._cache_from_tokens)
 
     def forget(self, job: Job) -> None:
         """Drop a request that has ended, with whatever it still holds."""
@@ -173,6 +174,10 @@ class KvPool:
     def prefetch(self, job: Job) -> Reason | None:
         """There is no host to copy from."""
         return Reason.HOST_BLOCKS
+
+    def steady_tokens(self, num_jobs: int) -> int:
+        """Tokens that each of so many jobs can grow by, one a step, with nothing but blocks taken meanwhile."""
+        return len(self._free) // num_jobs * self.block_size
 
     @property
     def blocks_coming_free(self) -> int:
@@ -307,7 +312,7 @@ class KvPool:
         needed = self.blocks_for(num_tokens) - len(found)
         return needed + sum(not self._references[block] for block in found)
 
-    def _extend(self, table: _Table, num_blocks: int) -> None:
+    def _extend(self, table: Table, num_blocks: int) -> None:
         """Give a job fresh blocks from the front of the line until it has `num_blocks`."""
         free, references, key_of = self._free, self._references, self._key_of
         for _ in range(num_blocks - len(table.blocks)):
@@ -318,7 +323,7 @@ class KvPool:
             table.blocks.append(block)
         table.room_tokens = len(table.blocks) * self.block_size
 
-    def _cache(self, table: _Table, num_tokens: int) -> None:
+    def _cache(self, table: Table, num_tokens: int) -> None:
         for index in range(table.num_cached, num_tokens // self.block_size):
             block, key = table.blocks[index], table.key(index)
             self._key_of[block] = key
@@ -335,7 +340,7 @@ class KvPool:
         if not holders:
             del self._holders[key]
 
-    def _take_back(self, table: _Table) -> None:
+    def _take_back(self, table: Table) -> None:
         if not table.blocks:
             return
         self._let_go(table.blocks)

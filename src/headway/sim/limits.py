@@ -7,7 +7,10 @@ from dataclasses import dataclass, fields, replace
 from headway.core.batch_shape import captured_tokens
 from headway.core.host_copies import DEFAULT_RESTORE_SHARE
 from headway.errors import ConfigError
+from headway.predict.models.kv_groups import KvGroup
 from headway.predict.steps.copies import TransferModel
+
+_WITH_WINDOWS = "with a model whose layers have sliding windows, whose blocks are not copied"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +22,8 @@ class EngineLimits:
 
     `max_cudagraph_capture_size` is 0 where there are no CUDA graphs, None for what vLLM takes by itself.
     `host_blocks` is room for copies of KV in host memory. Jobs on their way back from there, or back and not
-    yet run, hold at most `restore_share` (0 to 1) of the KV blocks, or there is only one of them.
+    yet run, hold at most `restore_share` (0 to 1) of the KV blocks, or there is only one of them. `kv_groups` are the
+    groups of layers that share the blocks, of a model with sliding windows; empty where all layers keep all tokens.
     """
 
     num_blocks: int
@@ -34,6 +38,7 @@ class EngineLimits:
     pipeline_stages: int = 1
     host_blocks: int = 0
     restore_share: float = DEFAULT_RESTORE_SHARE
+    kv_groups: tuple[KvGroup, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens", "pipeline_stages"):
@@ -46,6 +51,8 @@ class EngineLimits:
         for name in ("watermark_blocks", "host_blocks"):
             if getattr(self, name) < 0:
                 raise ConfigError.of(name, getattr(self, name), "0 or more")
+        if self.kv_groups and self.host_blocks:
+            raise ConfigError.of("host_blocks", f"{self.host_blocks} {_WITH_WINDOWS}", "0")
         if not 0 < self.restore_share <= 1:
             raise ConfigError.of("restore_share", self.restore_share, "more than 0, up to 1")
         if self.asynchronous and self.pipeline_stages > 1:

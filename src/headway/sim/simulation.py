@@ -57,6 +57,11 @@ class System:
                 f"{self.limits.host_blocks} beside a KV tier ({self.kv_tier})",
                 "one of the two",
             )
+        if self.limits.kv_groups:
+            raise ConfigError(
+                f"a KV tier ({self.kv_tier}) with a model whose layers have sliding windows is not simulated; "
+                "accepted: no tier"
+            )
         if not self.limits.prefix_caching:
             raise ConfigError(
                 f"a KV tier ({self.kv_tier}) without prefix caching; accepted: with prefix caching"

@@ -32,6 +32,12 @@ class KvGroup:
             return computed // self.window * self.window
         return max(0, computed - self.window + 1)
 
+    def computed_when_dropped(self, tokens: int) -> int:
+        """The least computed tokens of which so many leading ones are not seen any more; there is a window."""
+        if self.chunked:
+            return -(-tokens // self.window) * self.window
+        return tokens + self.window - 1
+
     def most_blocks(self, num_tokens: int, in_flight_tokens: int) -> int:
         """Blocks of one table that a request of `num_tokens` holds at most, of which so many may be in flight at once.
 
