@@ -287,6 +287,17 @@ _GLM_MOE = {
     ("glm4v_moe_text", (46, 4096, 96, 8, 10944, 151552),
      {"head_dim": 128, "moe_intermediate_size": 1408} | _GLM_MOE, 106.9),
     ("exaone4", (30, 2048, 32, 8, 4096, 102400), {"tie_word_embeddings": True, "sliding_window": None}, 1.28),
+    # Command R7B: of a window of 4,096 tokens, a switch that is no activation, and tied tables by its class.
+    ("cohere2", (32, 4096, 32, 8, 14336, 256000),
+     {"sliding_window": 4096, "use_gated_activation": True, "use_embedding_sharing": True}, 8.03),
+    ("mimo_v2_flash", (48, 4096, 64, 4, 16384, 152576),
+     {"attention_chunk_size": 128, "sliding_window_size": 128, "moe_layer_freq": [0] + [1] * 47}, 309),
+    ("gemma4_text", (30, 2816, 16, 8, 2112, 262144),  # Gemma 4 26B A4B
+     {"attention_k_eq_v": True, "enable_moe_block": True, "num_global_key_value_heads": 2, "num_experts": 128,
+      "hidden_size_per_layer_input": 0, "moe_intermediate_size": 704, "top_k_experts": 8,
+      "use_bidirectional_attention": "vision"}, 25.2),
+    ("llama4_text", (48, 5120, 40, 8, 8192, 202048),
+     {"num_local_experts": 16, "num_experts_per_tok": 1, "no_rope_layers": []}, 107.8),
     ("minicpm", (40, 2304, 36, 36, 5760, 122753), {"scale_emb": 12}, 2.72),
 ])  # fmt: skip
 def test_published_models_have_their_size(

@@ -44,6 +44,14 @@ def quantized(config: dict[str, Any], **found: Any) -> dict[str, Any]:
     ({"quantization": {"quant_algo": "fp8_pb_wo"}}, 1),
     ({"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True}, 0.5 + 2.5 / 128),
     ({"quant_method": "AWQ", "w_bit": 4, "q_group_size": 64}, 0.5 + 2.5 / 64),
+    # Where both spellings stand, vLLM goes by the older one.
+    (AWQ | {"bits": 8, "group_size": 32, "w_bit": 4, "q_group_size": 64}, 0.5 + 2.5 / 64),
+    *((AWQ | {"quant_method": name}, 0.5 + 2.5 / 128) for name in ("auto_awq", "awq_marlin", "gptq_marlin", "inc")),
+    ({"quant_method": "modelopt_mxfp8"}, 1 + 1 / 32),
+    ({"quant_method": "modelopt_fp4", "quant_algo": "nvfp4"}, 0.5 + 1 / 16),
+    ({"quant_method": "modelopt", "quantization": {"quant_algo": "W4A16_NVFP4"}}, 0.5 + 1 / 16),
+    ({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}}, 1),
+    (FP8 | {"quant_method": "compressed_tensors"}, 1),
 ])  # fmt: skip
 def test_layers_are_as_small_as_their_bits(found: dict[str, Any], bytes_per_weight: float) -> None:
     """Tables keep two bytes, and so does the cache; there are as many weights."""
@@ -99,6 +107,19 @@ def test_a_scheme_is_of_the_modules_it_names() -> None:
 def test_what_gptqmodel_leaves_as_it_is() -> None:
     shape = model_shape_of(quantized(AWQ, quant_method="gptq", dynamic={"-:.*attn.*": {}}))
     assert shape.weight_bytes == round(32 * (2 * 41_943_040 + 176_160_768 * (0.5 + 2.5 / 128)) + 2 * TABLES)
+
+
+def test_gptq_may_quantise_chosen_modules_alone() -> None:
+    names = [["self_attn.k_proj", "self_attn.v_proj", "self_attn.q_proj"], ["mlp.up_proj"], "mlp.down_proj"]
+    chosen = AWQ | {"quant_method": "gptq", "modules_in_block_to_quantize": names}
+    shape = model_shape_of(quantized(chosen))
+    left = 2 * 32 * 4096 * 4096  # the projection out of attention
+    small = IN_LAYERS - 32 * 4096 * 4096
+    assert shape.weight_bytes == round(left + small * (0.5 + 2.5 / 128) + 2 * TABLES)
+    assert (
+        model_shape_of(quantized(chosen | {"modules_in_block_to_quantize": []})).weight_bytes
+        < shape.weight_bytes
+    )
 
 
 def test_what_auto_round_leaves_as_it_is() -> None:
@@ -261,6 +282,9 @@ def test_scales_for_the_cache_halve_it(found: dict[str, Any]) -> None:
     (FP8 | {"config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "group_size": [1, 128]}}}},
      "group_size"),
     (FP8 | {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
+    (AWQ | {"modules_in_block_to_quantize": [[7]]}, "modules_in_block_to_quantize"),
+    ({"quant_method": "quark"}, "quant_method"),
+    ({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}, "quant_algo"),
     (AWQ | {"dynamic": {"+:.*attn.*": {"bits": 8}}}, "dynamic"), (AWQ | {"dynamic": [7]}, "dynamic"),
 ])  # fmt: skip
 def test_what_is_not_understood_is_named(found: dict[str, Any], key: str) -> None:

@@ -188,7 +188,8 @@ def check_activations(read: ConfigReader, family: Family | None) -> None:
     """Raise ConfigError for an activation that is not known, or that needs a gate which the family does not have."""
     accepted = _OF_ONE_VALUE | (_OF_TWO_VALUES if family and family.gated else set())
     for key, value in read.config.items():
-        if value and _ACTIVATION_KEY.search(key) and str(value).lower() not in accepted:
+        named = value and not isinstance(value, bool) and _ACTIVATION_KEY.search(key)
+        if named and str(value).lower() not in accepted:
             raise read.not_accepted(key, ", ".join(sorted(accepted)))
 
 

@@ -95,10 +95,12 @@ def weight_bytes_of(
     of_module = _method(found)
     kept = [pattern for key in _KEPT_KEYS for pattern in _patterns(found, key)]
     kept += _kept_by_gptqmodel(found) + _kept_by_auto_round(found)
+    only = _chosen_by_gptq(found)
 
     def each(layer: int, names: Sequence[str]) -> float:
         modules = [f"{_NESTED}model.layers.{layer}.{name}" for name in names]
-        return wide if _means(kept, modules) else of_module(modules)
+        left = _means(kept, modules) or (only and not _means(only, modules))
+        return wide if left else of_module(modules)
 
     def mean(places: Sequence[str], modules: Mapping[str, int], layers: Sequence[int]) -> float:
         names = [_names(places, module) for module in modules]
@@ -159,10 +161,10 @@ def _integers(found: Mapping[str, Any]) -> Bytes:
         raise _not_understood("lm_head", found["lm_head"], "false: an LM head of 16 bits")
     if found.get("data_type", "int") != "int":
         raise _not_understood("data_type", found["data_type"], "int")
-    bits = found.get("bits", found.get("w_bit"))
+    bits = found.get("w_bit", found.get("bits"))
     if not isinstance(bits, int) or not 2 <= bits <= 8:
         raise _not_understood("bits", bits, "2 to 8")
-    group = found.get("group_size", found.get("q_group_size"))
+    group = found.get("q_group_size", found.get("group_size"))
     if not isinstance(group, int):
         raise _not_understood("group_size", group, "a whole number")
     each = _grouped(bits, group, _SCALE_BYTES + bits / 8)
@@ -179,7 +181,9 @@ def _bitsandbytes(found: Mapping[str, Any]) -> Bytes:
 
 
 def _modelopt(found: Mapping[str, Any]) -> Bytes:
-    algorithm = str(found.get("quant_algo")).upper()
+    algorithm = str(
+        found.get("quant_algo") or _MODELOPT_DEFAULT.get(str(found.get("quant_method")).lower())
+    ).upper()
     if algorithm not in _MODELOPT_BYTES:
         raise _not_understood("quant_algo", found.get("quant_algo"), ", ".join(_MODELOPT_BYTES))
     return lambda _: _MODELOPT_BYTES[algorithm]
@@ -261,14 +265,14 @@ def _block(found: Mapping[str, Any]) -> tuple[int, int] | None:
 _METHODS: dict[str, Callable[[Mapping[str, Any]], Bytes]] = {
     "fp8": _eight_bits,
     "fbgemm_fp8": _eight_bits,
-    "gptq": _integers,
-    "awq": _integers,
-    "auto-round": _integers,
+    **dict.fromkeys(("gptq", "auto_gptq", "gptq_marlin", "awq", "auto_awq", "awq_marlin"), _integers),
+    **dict.fromkeys(("auto-round", "inc"), _integers),
     "bitsandbytes": _bitsandbytes,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
     "modelopt_fp4": _modelopt,
-    "mxfp4": _mxfp4,
+    "modelopt_mxfp8": _modelopt,
+    **dict.fromkeys(("mxfp4", "gpt_oss_mxfp4"), _mxfp4),
 }
 
 
@@ -285,6 +289,8 @@ _MODELOPT_BYTES = {
     "NVFP4": _grouped(4, _NVFP4_GROUP, _SMALL_SCALE_BYTES),
     "W4A16_NVFP4": _grouped(4, _NVFP4_GROUP, _SMALL_SCALE_BYTES),
 }
+_MODELOPT_DEFAULT = {"modelopt_mxfp8": "MXFP8"}
+"""What a method means whose `quant_algo` is not told."""
 _MODELOPT_BLOCK = (128, 128)
 
 
@@ -293,6 +299,16 @@ def _patterns(found: Mapping[str, Any], key: str) -> list[str]:
     if not isinstance(patterns, list | tuple) or not all(isinstance(pattern, str) for pattern in patterns):
         raise _not_understood(key, patterns, "a list of names and patterns")
     return list(patterns)
+
+
+def _chosen_by_gptq(found: Mapping[str, Any]) -> list[str]:
+    """GPTQ's own list of the modules that it quantises, in groups of those done together; empty means all."""
+    chosen = found.get("modules_in_block_to_quantize") or ()
+    groups = [each if isinstance(each, list | tuple) else [each] for each in chosen]
+    names = [name for group in groups for name in group]
+    if not all(isinstance(name, str) for name in names):
+        raise _not_understood("modules_in_block_to_quantize", chosen, "lists of names of modules")
+    return names
 
 
 def _kept_by_gptqmodel(found: Mapping[str, Any]) -> list[str]:
