@@ -96,11 +96,12 @@ def test_what_a_window_no_longer_shows(group: KvGroup) -> None:
 
 
 def test_capacity_as_vllm_logs_it() -> None:
-    """A tiny Gemma-2 with 160 blocks of 32 tokens on vLLM 0.32, sliding windows of 64 and 2,048 tokens at most."""
-    layout = kv_layout_of(shape((2, 2, 0), (2, 2, 64)), 1, 32)
-    requested = layout.request_blocks(2048, 512)
-    assert requested == 64 + 19
-    assert layout.capacity_tokens(160, 2048, 512) == int(160 / 83 * 2048)
+    """A tiny Gemma-2 whose memory holds 5,120 tokens of all layers: vLLM 0.32 logs a KV cache size of 7,801 tokens."""
+    model = shape((2, 2, 0), (2, 2, 200))
+    layout = kv_layout_of(model, 1, 32)
+    memory = 5120 * 4 * 2 * 128 * 2
+    assert layout.request_blocks(4096, 1024) == 128 + 40
+    assert layout.capacity_tokens(memory // layout.block_bytes, 4096, 1024) == 7801
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,10 @@ def test_an_engine_of_it_has_its_groups() -> None:
     assert limits.kv_groups == (full(), sliding(128))
     assert limits.num_blocks == costs.kv_bytes // (12 * 16 * 8 * 128 * 2)
     assert engine_limits(EngineSizes(num_blocks=50), "h200", costs).num_blocks == 50
+    assert (
+        engine_limits(EngineSizes(), "h200", replace(costs, kv_bytes=0, kv_capacity_tokens=800)).num_blocks
+        == 50
+    )
     llama = hardware("h200").calibrate(model_shape_of(LLAMA, "m"))
     assert engine_limits(EngineSizes(), "h200", llama).kv_groups == ()
     assert engine_limits(EngineSizes(), "h200", llama).num_blocks == llama.kv_capacity_tokens // 16

@@ -108,10 +108,11 @@ def engine_limits(sizes: EngineSizes, name: str, calibration: Calibration) -> En
         captured = measured.graphed_tokens
     layout = _windowed_layout(sizes.tp, block_size, calibration)
     num_blocks = sizes.num_blocks
-    if num_blocks is None and layout is not None and calibration.kv_bytes:
-        num_blocks = calibration.kv_bytes // layout.block_bytes
-    elif num_blocks is None:
+    if num_blocks is None:
         num_blocks = calibration.kv_capacity_tokens // block_size
+        if layout is not None:
+            told = measured.kv_blocks if measured else calibration.kv_bytes // layout.block_bytes
+            num_blocks = told or num_blocks
     return EngineLimits(
         num_blocks=num_blocks,
         kv_groups=layout.groups if layout else (),

@@ -121,6 +121,7 @@ def test_a_cost_file_carries_what_was_measured(tmp_path: Path) -> None:
     cost = load_cost_file(tmp_path / "cost.json")
     assert cost.step.num_rows == len(cost.rows)
     assert cost.kv_capacity_tokens == SIZES.num_blocks * SIZES.block_size
+    assert cost.kv_blocks == 0
     assert cost.graphed_tokens == SIZES.graphed_tokens == 64
     assert (cost.machine, cost.model, cost.kv_bytes_per_token) == ("2 x test", "fake", 64)
     assert cost.calibration().to_host.bytes_per_s > 0

@@ -276,6 +276,7 @@ def conclude(measured: Measurements, identity: Identity, seed: int = 0) -> Profi
         to_device=fit_transfer(measured.transfers(Direction.TO_DEVICE)),
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         kv_capacity_tokens=sizes.kv_capacity_tokens,
+        kv_blocks=sizes.num_blocks if sizes.windowed_capacity_tokens else 0,
         block_size=sizes.block_size,
         engine=EngineDefaults(
             max_num_seqs=sizes.max_num_seqs,

@@ -18,6 +18,7 @@ from headway.engine.step.step_model import graphed_tokens
 from headway.errors import ConfigError, HeadwayError
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
 Hints = dict[str, object]
@@ -28,7 +29,8 @@ class EngineSizes:
     """What the engine reports of itself; `num_blocks` counts usable KV blocks, without vLLM's null block.
 
     `kv_bytes_per_token` is of the whole instance, all its workers together. `asynchronous`: whether it is scheduled so
-    where it is served; stepped by hand it is not.
+    where it is served; stepped by hand it is not. `windowed_capacity_tokens` is vLLM's own count of the tokens that
+    fit, of a model whose groups of layers keep different tokens; 0 of others.
     """
 
     block_size: int
@@ -42,11 +44,12 @@ class EngineSizes:
     kv_bytes_per_token: int
     tensor_parallel: int
     dtype: str
+    windowed_capacity_tokens: int = 0
 
     @property
     def kv_capacity_tokens(self) -> int:
         """Tokens whose KV fits the device."""
-        return self.num_blocks * self.block_size
+        return self.windowed_capacity_tokens or self.num_blocks * self.block_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +109,7 @@ class SteppedEngine:
             kv_bytes_per_token=_kv_bytes_per_token(self.scheduler) * parallel.world_size,
             tensor_parallel=parallel.tensor_parallel_size,
             dtype=str(config.model_config.dtype).removeprefix("torch."),
+            windowed_capacity_tokens=_windowed_capacity_tokens(config, self.scheduler),
         )
 
     @property
@@ -342,8 +346,27 @@ def _is_synchronous(vllm_flags: Sequence[str]) -> bool:
 
 
 def _kv_bytes_per_token(scheduler: Scheduler) -> int:
-    """Bytes of KV one worker keeps for one token, rounded up."""
+    """Bytes of KV one worker keeps for one more token, in the layers that keep all tokens, or in all if none does."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    growing = [group for group in groups if isinstance(group.kv_cache_spec, FullAttentionSpec)] or groups
+    if len(groups) > 1:
+        specs = [(len(group.layer_names), group.kv_cache_spec) for group in growing]
+        return sum(layers * int(spec.page_size_bytes) // int(spec.block_size) for layers, spec in specs)
     config = scheduler.kv_cache_config
     size = sum(int(tensor.size) for tensor in config.kv_cache_tensors)
     tokens = int(config.num_blocks) * int(scheduler.block_size)
     return -(-size // tokens)
+
+
+def _windowed_capacity_tokens(config: VllmConfig, scheduler: Scheduler) -> int:
+    """What vLLM logs as its KV cache size, of a model with sliding windows; 0 of others."""
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    groups = scheduler.kv_cache_config.kv_cache_groups
+    if len(groups) == 1 and isinstance(groups[0].kv_cache_spec, FullAttentionSpec):
+        return 0
+    tokens, _ = get_kv_cache_capacity(config, scheduler.kv_cache_config)
+    return int(tokens)

@@ -105,7 +105,8 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     `model` is the name or directory that was served, `measured_on` the day as the caller writes it.
     `to_host` and `to_device` carry one block or more at a time. `graphed_tokens` of a step were held by CUDA graphs at
-    most, 0 if there were none. EngineSizes are of one instance, all GPUs together.
+    most, 0 if there were none. `kv_blocks` are those that groups of layers with sliding windows share; 0 where all
+    layers keep all tokens, and `kv_capacity_tokens` tells. EngineSizes are of one instance, all GPUs together.
     """
 
     format: Literal["headway-cost"] = "headway-cost"
@@ -123,6 +124,7 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kv_bytes_per_token: _Count
     kv_capacity_tokens: _Count
     block_size: _Count
+    kv_blocks: Annotated[int, msgspec.Meta(ge=0)] = 0
     graphed_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     engine: EngineDefaults | None = None
     rows: tuple[MeasuredStep, ...] = ()
