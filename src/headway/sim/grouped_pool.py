@@ -301,7 +301,7 @@ class GroupedKvPool(KvPool):
         return self._blocks_beyond(most, found)
 
     def _blocks_to(self, computed: int, found: _Found) -> int:
-        """The same of its first tokens, so many."""
+        """Free blocks that its first `computed` tokens take."""
         return self._blocks_beyond([-(-computed // group.block_size) for group in self._groups], found)
 
     def _blocks_beyond(self, rows: Sequence[int], found: _Found) -> int:

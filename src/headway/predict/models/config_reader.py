@@ -130,7 +130,7 @@ _INSTEAD = "model_max_length"
 _SCALED_AS_WRITTEN = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
 """Ways to scale rotary positions whose factor is in the written number of positions already, as vLLM 0.32 has it."""
 _SCALED_FAMILY = "gemma3"
-"""Its factor is in the written number too, however it scales."""
+"""Family whose factor is in the written number too, however positions are scaled."""
 
 
 def context_tokens_of(read: ConfigReader) -> int:

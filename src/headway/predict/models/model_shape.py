@@ -207,7 +207,7 @@ class ModelShape:
         return self.gpu_kv_bytes_per_token(1)
 
     def gpu_kv_bytes_per_token(self, tp: int) -> int:
-        """The same of each of `tp` GPUs, on which no fewer than one KV head of a layer stands."""
+        """Of `kv_bytes_per_token` what each of `tp` GPUs keeps, which is one KV head of a layer at least."""
         growing = [kind for kind in self.attention_layers if not kind.window] or self.attention_layers
         values = sum(kind.num_layers * self.gpu_kv_values(kind, tp) for kind in growing)
         return values * self.kv_bytes_per_value
