@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,21 @@ def test_only_policies_that_swap_have_host_memory() -> None:
     shares = {each.host_gib for each in found(space(policies=("fastserve",), gpus=(1,)))}
     kv_gib = H100.costs(1).kv_capacity_tokens * H100.costs(1).kv_bytes_per_token / (1 << 30)
     assert sorted(shares) == [0.0, pytest.approx(kv_gib / 2, rel=0.05), pytest.approx(2 * kv_gib, rel=0.05)]
+
+
+def test_a_model_with_sliding_windows_keeps_its_kv_on_the_device(tmp_path: Path) -> None:
+    keys = {"num_hidden_layers": 4, "max_position_embeddings": 8192, "sliding_window": 512}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gemma2"} | keys))
+    whole = space(
+        Machine("h100", str(tmp_path)), policies=("fastserve",), gpus=(1,), kv_tier=KvTier(gib=100.0)
+    )
+    assert {(each.host_gib, each.kv_tier) for each in found(whole)} == {(0.0, None)}
+    assert (
+        whole.impossible[
+            "KV outside the device with a model that has sliding windows, which is not simulated"
+        ]
+        > 0
+    )
 
 
 def test_a_kv_tier_is_tried_and_left_out_and_never_beside_host_memory() -> None:

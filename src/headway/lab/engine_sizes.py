@@ -132,10 +132,8 @@ def _windowed_layout(tp: int, block_size: int, calibration: Calibration) -> KvLa
     """How the model's layers share the KV cache; None where all of them keep all tokens."""
     from headway.predict.models.kv_groups import kv_layout_of
 
-    if calibration.model is None:
-        return None
-    layout = kv_layout_of(calibration.model, tp, block_size)
-    return layout if any(group.window for group in layout.groups) else None
+    model = calibration.model
+    return kv_layout_of(model, tp, block_size) if model is not None and model.windowed else None
 
 
 def host_blocks(gib: float, block_size: int, calibration: Calibration) -> int:

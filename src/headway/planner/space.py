@@ -302,6 +302,9 @@ def _why_no_sizes(machine: Machine, configuration: Configuration) -> str | None:
         and _host_gib_of_node(machine, configuration) > machine.node.host_gib
     ):
         return f"more host memory for KV than a machine has ({machine.node.host_gib:g} GiB)"
+    model = machine.costs(configuration.tp).model
+    if model is not None and model.windowed and (configuration.host_gib or configuration.kv_tier is not None):
+        return "KV outside the device with a model that has sliding windows, which is not simulated"
     largest = machine.largest_measured()
     if largest is not None and (configuration.seats > largest[0] or configuration.tokens_a_step > largest[1]):
         return f"larger steps than the cost file was measured with ({largest[0]} jobs, {largest[1]} tokens)"

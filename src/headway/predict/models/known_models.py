@@ -104,7 +104,8 @@ KNOWN_MODELS: tuple[ModelShape, ...] = (
 )
 """EngineSizes from each model's published config.json, OPT-175B and GPT-175B from Zhang 2022 and Brown 2020, table 2.1.
 
-The context is what vLLM takes from the config: of Qwen-14B its `seq_length`.
+The context is what vLLM takes from the config: of Qwen-14B its `seq_length`. Mistral 7B v0.1 is known without its
+sliding window of 4,096 tokens, as the papers ran it; by a directory with its config it has one.
 """
 
 _SERVED_BYTES = 2

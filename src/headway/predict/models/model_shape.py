@@ -104,6 +104,11 @@ class ModelShape:
         )
 
     @property
+    def windowed(self) -> bool:
+        """Whether some layers see, and keep, the last tokens alone."""
+        return any(kind.window for kind in self.uneven)
+
+    @property
     def query_width(self) -> int:
         """Values of a token's query, all heads."""
         return self.num_heads * self.head_dim

@@ -239,7 +239,7 @@ def _not_measured(model: ModelShape) -> str:
 
 def _capacity_tokens(model: ModelShape, tp: int, kv_bytes: int) -> int:
     """Tokens of KV that so much memory holds, of a model with sliding windows in requests as long as its context."""
-    if not any(kind.window for kind in model.attention_layers):
+    if not model.windowed:
         return kv_bytes // (tp * model.gpu_kv_bytes_per_token(tp))
     layout = kv_layout_of(model, tp, GPU_BLOCK_TOKENS)
     context = model.context_tokens or _LONG_CONTEXT
