@@ -32,11 +32,11 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, whi
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import command_line, preset_option
-from bench.gain.headway_real_runs import STOCK, Contender, Memory, put_in
-from bench.serving_engine import ServingEngine
+from bench.gain.headway_real_runs import memory
+from bench.real_runs import STOCK, Contender
 from headway.core.slo import Slo
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.vllm.stepped_engine import Hints
+from headway.engine.vllm.stepped_engine import Hints, SteppedEngine
 from headway.errors import ConfigError
 
 POLICIES = ("vllm", "headway")
@@ -66,11 +66,11 @@ def main() -> None:
     hints: Hints = {} if arguments.slo_tbt is None else {"headway_tbt_ms": arguments.slo_tbt * 1e3}
     contenders = [STOCK, *(Contender(policy, policy) for policy in policies)]
     rounds: dict[str, list[Round]] = {contender.name: [] for contender in contenders}
-    with Memory(KV_BLOCKS).serving() as engine:
+    with memory(KV_BLOCKS).serving() as engine:
         for number in range(arguments.rounds):
             print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
             for contender in contenders if number % 2 else reversed(contenders):
-                put_in(engine, contender, arguments.running)
+                contender.put_in(engine, arguments.running)
                 rounds[contender.name].append(serve(engine, arguments.running, hints))
     facts = {"measured_on": machine_name(), "vllm": vllm_version(), "running": arguments.running}
     facts["slo_tbt_s"] = arguments.slo_tbt
@@ -113,7 +113,7 @@ def _seconds(text: str) -> float:
     return value
 
 
-def serve(engine: ServingEngine, running: int, hints: Hints) -> Round:
+def serve(engine: SteppedEngine, running: int, hints: Hints) -> Round:
     """A round of requests with these hints on the engine as it is scheduled now."""
     core: Any = engine.core
     gc.collect()

@@ -60,16 +60,15 @@ from headway_reproduce.ascendra.real_systems import (
 
 from bench.command import command_line, out_option, say, stream_options
 from bench.figures import mean
-from bench.serving_engine import profiled
+from bench.real_runs import EngineSpec, profiled
 from headway.core.record import Record
 from headway.core.slo import Slo
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.policy_choice import Parts, policies_of
-from headway.predict.steps.calibration import Calibration, load_cost_file
+from headway.predict.steps.calibration import Calibration
 from headway.results import RecordWriter, summarize
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
@@ -185,8 +184,9 @@ class Simulated:
     @classmethod
     def measured(cls, file: Path, seconds: float, instances: int) -> Simulated:
         """By costs that are in the file, else measured now for about so long and kept there."""
-        profiled(file, DEMO, (*VLLM_FLAGS, "--enforce-eager"), EngineSettings(), seconds)
-        return cls(file, load_cost_file(file).calibration(), instances)
+        flags = (*VLLM_FLAGS, "--enforce-eager")
+        spec = EngineSpec(model=DEMO, flags=flags, block_tokens=BLOCK_TOKENS)
+        return cls(file, profiled(file, spec, seconds), instances)
 
     def goodput(self, system: str, requests: Sequence[TraceRequest], seed: int) -> float:
         """The share of requests that meet their targets there."""

@@ -7,8 +7,7 @@ import json
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -18,12 +17,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bench.gain.headway_real_runs import Contender
 from bench.gain.regret_workloads import BLOCK_TOKENS, Machine
-from bench.serving_engine import Served, ServingEngine
+from bench.real_runs import STOCK, Contender, EngineSpec, KeptRun
 from headway.core.batch_shape import BatchShape
-from headway.engine.settings import EngineSettings
+from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import ConfigError
+from headway.lab.real_engine import Served, serve
 from headway.policies.batching.step_shapes import decode_shape, together
 from headway.predict.lengths.choice import NONE, length_predictor
 from headway.predict.models.known_models import model_shape
@@ -34,16 +33,7 @@ from headway.traces import TraceRequest
 from headway.whole_file import write_whole
 
 WARM_REQUESTS = 64
-"""Served before anything counts: what vLLM compiles when it first meets it is compiled then."""
 WARM_TOKENS = (700, 24)
-
-
-class GpuRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to: its requests in the order of the stream, Headway's counters, seconds of each `schedule`."""
-
-    served: list[Served]
-    counters: dict[str, int]
-    schedule_s: list[float]
 
 
 def llama_folder(shape: ModelShape, folder: Path) -> Path:
@@ -77,24 +67,21 @@ def llama_folder(shape: ModelShape, folder: Path) -> Path:
     return folder
 
 
-def engine_flags(machine: Machine) -> tuple[str, ...]:
-    """vLLM's flags; whatever is not said is left to vLLM, as for anybody who serves this model."""
+def engine_spec(machine: Machine, out: Path, flags: Sequence[str] = ()) -> EngineSpec:
+    """The engine of all runs; what is not said is left to vLLM, as for anybody who serves this model."""
     longest = str(machine.longest_tokens)
-    made = ("--load-format", "dummy", "--skip-tokenizer-init")
-    return (*made, "--max-model-len", longest, "--block-size", str(BLOCK_TOKENS))
+    made = ("--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", longest)
+    return EngineSpec(
+        model=str(llama_folder(model_shape(machine.model), out / "model")),
+        flags=(*made, *flags),
+        block_tokens=BLOCK_TOKENS,
+        warm=warm_up,
+    )
 
 
-@contextmanager
-def serving(machine: Machine, out: Path, flags: Sequence[str] = ()) -> Iterator[ServingEngine]:
-    """A warm engine."""
-    folder = llama_folder(model_shape(machine.model), out / "model")
-    engine = ServingEngine(str(folder), (*engine_flags(machine), *flags), EngineSettings())
-    try:
-        engine.use_stock("fcfs", engine.worker_slots)
-        engine.serve(alike(WARM_REQUESTS, *WARM_TOKENS), seed=0)
-        yield engine
-    finally:
-        engine.close()
+def warm_up() -> list[TraceRequest]:
+    """What vLLM compiles when it first meets it is compiled with these."""
+    return alike(WARM_REQUESTS, *WARM_TOKENS)
 
 
 def alike(count: int, prompt_tokens: int, output_tokens: int) -> list[TraceRequest]:
@@ -105,22 +92,19 @@ def alike(count: int, prompt_tokens: int, output_tokens: int) -> list[TraceReque
     ]
 
 
-def serve(
-    engine: ServingEngine, contender: Contender, seats: int, requests: Sequence[TraceRequest], seed: int
-) -> GpuRun:
+def serve_on_gpu(
+    engine: SteppedEngine, contender: Contender, seats: int, requests: Sequence[TraceRequest], seed: int
+) -> KeptRun:
     """Do a run. Lengths are learned beside it from the answers that have ended, as `headway serve` does."""
-    if contender.stock is not None:
-        engine.use_stock(contender.stock, seats)
-    else:
-        engine.use(EngineSettings(policy=contender.policy, batch_width=seats))
-    schedule_s = _timed_schedule(engine.core.scheduler)
+    contender.put_in(engine, seats)
+    schedule_s = _timed_schedule(engine.scheduler)
     gc.collect()
     if contender.predictor in (None, NONE):
-        served = engine.serve(requests, seed)
+        served = serve(engine, requests, seed)
     else:
         predictor = AskedPredictor(length_predictor(contender.predictor))
-        served = engine.serve(requests, seed, lengths=predictor)
-    return GpuRun(served=served, counters=engine.counters, schedule_s=schedule_s)
+        served = serve(engine, requests, seed, lengths=predictor)
+    return KeptRun(served=served, counters=engine.counters, schedule_s=schedule_s)
 
 
 def _timed_schedule(scheduler: Any) -> list[float]:
@@ -175,9 +159,9 @@ BESIDE_TOKENS = (128, 260)
 FIRST_JOINS_S, JOINS_EVERY_S = 1.0, 0.1
 
 
-def step_times(engine: ServingEngine) -> list[StepTime]:
+def step_times(engine: SteppedEngine) -> list[StepTime]:
     """Lone prompts, batches of decodes alone, and prompts beside them; under a minute."""
-    engine.use_stock("fcfs", engine.worker_slots)
+    STOCK.put_in(engine, None)
     return [
         *(_prompt(engine, tokens) for tokens in PROMPTS),
         *(_decode(engine, *each) for each in DECODES),
@@ -185,21 +169,21 @@ def step_times(engine: ServingEngine) -> list[StepTime]:
     ]
 
 
-def _prompt(engine: ServingEngine, tokens: int) -> StepTime:
+def _prompt(engine: SteppedEngine, tokens: int) -> StepTime:
     """No two prompts begin alike, so nothing is found in the prefix cache."""
-    served = [engine.serve(alike(1, tokens, 2), f"{tokens} {at}") for at in range(REPETITIONS)]
+    served = [serve(engine, alike(1, tokens, 2), f"{tokens} {at}") for at in range(REPETITIONS)]
     seconds = median(each.first_token_s or 0.0 for (each,) in served)
     return StepTime(batch=1, new_tokens=tokens, context_tokens=0, seconds=seconds)
 
 
-def _decode(engine: ServingEngine, batch: int, prompt_tokens: int) -> StepTime:
+def _decode(engine: SteppedEngine, batch: int, prompt_tokens: int) -> StepTime:
     """The steps in which everybody brings a token."""
     at_s: Counter[float] = Counter()
 
     def came(request_id: str, tokens: int, now_s: float) -> None:
         at_s[now_s] += tokens
 
-    engine.serve(alike(batch, prompt_tokens, DECODED_TOKENS), f"{batch} {prompt_tokens}", on_tokens=came)
+    serve(engine, alike(batch, prompt_tokens, DECODED_TOKENS), f"{batch} {prompt_tokens}", on_tokens=came)
     times_s = sorted(at_s)
     gaps_s = [after - before for before, after in pairwise(times_s) if at_s[before] == at_s[after] == batch]
     return StepTime(
@@ -210,7 +194,7 @@ def _decode(engine: ServingEngine, batch: int, prompt_tokens: int) -> StepTime:
     )
 
 
-def _joined(engine: ServingEngine, decodes: int, prompt_tokens: int) -> StepTime:
+def _joined(engine: SteppedEngine, decodes: int, prompt_tokens: int) -> StepTime:
     """The steps in which a prompt's first token comes beside those of all who decode."""
     at_s: Counter[float] = Counter()
     first_s: dict[str, float] = {}
@@ -224,7 +208,7 @@ def _joined(engine: ServingEngine, decodes: int, prompt_tokens: int) -> StepTime
         replace(each, arrival_s=FIRST_JOINS_S + JOINS_EVERY_S * at)
         for at, each in enumerate(alike(REPETITIONS, prompt_tokens, 1))
     ]
-    engine.serve([*beside, *joining], f"{decodes} beside {prompt_tokens}", on_tokens=came)
+    serve(engine, [*beside, *joining], f"{decodes} beside {prompt_tokens}", on_tokens=came)
     before_s = {after: before for before, after in pairwise(sorted(at_s))}
     joined_s = [first_s[each.id] for each in joining]
     return StepTime(

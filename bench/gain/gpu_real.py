@@ -38,8 +38,7 @@ import msgspec
 
 from bench.command import command_line, out_option, say, stream_options
 from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, gain
-from bench.gain.gpu_engine import GpuRun, StepTime, Stream, beyond_sheet, serve, serving, step_times
-from bench.gain.headway_real_runs import STOCK, Contender, Run, records
+from bench.gain.gpu_engine import StepTime, Stream, beyond_sheet, engine_spec, serve_on_gpu, step_times
 from bench.gain.regret_runs import contender
 from bench.gain.regret_workloads import (
     CLASSES,
@@ -52,13 +51,15 @@ from bench.gain.regret_workloads import (
     known_workloads,
     with_classes,
 )
-from bench.serving_engine import ServingEngine
+from bench.real_runs import STOCK, Contender, KeptRun, Run, kept, records
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
 from headway.engine.machine import is_cpu_build, machine_name, vllm_version
+from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source
+from headway.lab.real_engine import served_rps
 from headway.policies.presets import find_preset
 from headway.sim.simulation import simulate
 from headway.traces import TraceRequest
@@ -128,9 +129,9 @@ class Study:
         requests = self.workload.window(rate_rps, self.seconds, seed)
         return with_classes(requests, self.workload, kind, seed)
 
-    def kept(self, run: Run) -> GpuRun:
+    def kept(self, run: Run) -> KeptRun:
         """What a run that was done came to."""
-        return msgspec.json.decode(run.file(self.out).read_bytes(), type=GpuRun)
+        return kept(run, self.out)
 
 
 # ---- the report --------------------------------------------------------------------------------------
@@ -220,18 +221,15 @@ def told_records(study: Study, run: Run, kind: str) -> list[Record]:
         asynchronous=facts.asynchronous,
         host_blocks=0,
     )
-    found: list[Record] = []
     predictor = run.contender.predictor
-    simulate(
+    return simulate(
         requests,
         policy_factory(run.contender.policy, OWN_PARTS, requests),
         replace(system, limits=limits),
-        on_record=found.append,
         max_output_tokens=study.machine.longest_tokens,
         seed=run.seed,
         lengths=None if predictor is None else length_source(predictor, requests, run.seed),
-    )
-    return found
+    ).records
 
 
 def schedule_ms(study: Study, runs: Sequence[Run]) -> dict[str, float]:
@@ -251,16 +249,17 @@ def measure(study: Study) -> None:
     """Do what is not kept yet; the engine is started if anything is left."""
     study.out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        engines: list[ServingEngine] = []
+        engines: list[SteppedEngine] = []
 
-        def engine() -> ServingEngine:
+        def engine() -> SteppedEngine:
             if not engines:
                 if is_cpu_build():
                     raise ConfigError(
                         f"vLLM computes on the CPU here, and not all runs are in {study.out}; accepted: vLLM for GPUs"
                     )
                 say("starting vLLM")
-                engines.append(stack.enter_context(serving(study.machine, study.out, study.vllm_flags)))
+                spec = engine_spec(study.machine, study.out, study.vllm_flags)
+                engines.append(stack.enter_context(spec.serving()))
             return engines[0]
 
         if not (study.out / FACTS).exists():
@@ -269,13 +268,13 @@ def measure(study: Study) -> None:
             file = run.file(study.out)
             if not file.exists():
                 stream = study.stream(run.load, run.seed, run.kind)
-                found = serve(engine(), run.contender, run.seats, stream, run.seed)
+                found = serve_on_gpu(engine(), run.contender, run.seats, stream, run.seed)
                 write_whole(file, msgspec.json.encode(found))
                 last_s = max(each.finished_s for each in found.served)
                 say(f"{file.name}: {len(stream)} requests, the last ended after {last_s:.1f} s")
 
 
-def first_facts(study: Study, engine: ServingEngine) -> Facts:
+def first_facts(study: Study, engine: SteppedEngine) -> Facts:
     """Steps alone, then capacity."""
     steps = step_times(engine)
     say(
@@ -286,19 +285,19 @@ def first_facts(study: Study, engine: ServingEngine) -> Facts:
         )
     )
     backlog = [replace(request, id=f"{at}") for at, request in enumerate(study.workload.backlog()[:BACKLOG])]
-    served = serve(engine, STOCK, engine.worker_slots, backlog, 0).served
-    capacity_rps = len(served) / max(each.finished_s for each in served)
-    say(f"capacity: {capacity_rps:.2f} requests a second; {engine.num_blocks} KV blocks")
+    sizes = engine.sizes
+    capacity_rps = served_rps(serve_on_gpu(engine, STOCK, sizes.max_num_seqs, backlog, 0).served)
+    say(f"capacity: {capacity_rps:.2f} requests a second; {sizes.num_blocks} KV blocks")
     return Facts(
         measured_on=machine_name(),
         vllm=vllm_version(),
         workload=study.workload.name,
         seconds=study.seconds,
         capacity_rps=capacity_rps,
-        num_blocks=engine.num_blocks,
-        worker_slots=engine.worker_slots,
-        tokens_a_step=engine.tokens_a_step,
-        asynchronous=engine.asynchronous,
+        num_blocks=sizes.num_blocks,
+        worker_slots=sizes.max_num_seqs,
+        tokens_a_step=sizes.max_num_batched_tokens,
+        asynchronous=sizes.asynchronous,
         steps=steps,
     )
 

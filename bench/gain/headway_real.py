@@ -52,30 +52,23 @@ from bench.command import command_line, markdown_option, out_option, say, stream
 from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, number, versus
 from bench.gain.broken_predictions import REFERENCES, broken_cell, broken_table, broken_verdicts
 from bench.gain.headway_real_runs import (
-    CONTROL,
-    PRIORITY,
-    STOCK,
     SYSTEMS,
-    Engine,
     Grid,
-    Memory,
     Plan,
-    Run,
+    at_capacity,
     governor_of,
-    kept,
     measure,
-    prepare,
-    records,
+    memory,
     stock_name,
 )
-from bench.serving_engine import profiled
-from bench.streams import KINDS, NONE, TWO, rule_text
+from bench.real_runs import CONTROL, PRIORITY, STOCK, Run, SimulatedEngine, kept, profiled, records
+from bench.streams import KINDS, MAX_OUTPUT_TOKENS, NONE, TWO, rule_text
+from headway.core.record import Record
 from headway.core.slo import Slo
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import ConfigError, HeadwayError
 from headway.policies.presets import find_preset
-from headway.predict.steps.calibration import load_cost_file
 from headway.whole_file import write_whole
 
 # ---- figures of a cell -------------------------------------------------------------------------------
@@ -294,7 +287,7 @@ def report(plan: Plan, profile_s: float) -> dict[str, Any]:
         found = CellRuns(
             real={name: real_runs(plan, kind, runs) for name, runs in cell.items()},
             simulated={
-                name: Runs([engine.records(run, plan.stream(kind, load, run.seed)) for run in runs])
+                name: Runs([simulated_records(plan, engine, kind, run) for run in runs])
                 for name, runs in cell.items()
             },
         )
@@ -320,13 +313,17 @@ def report_broken(plan: Plan) -> dict[str, Any]:
     return {**facts(plan, grid), **broken_verdicts(cells), "cells": cells}
 
 
-def simulated_engine(plan: Plan, profile_s: float) -> Engine:
+def simulated_engine(plan: Plan, profile_s: float) -> SimulatedEngine:
     """The engine on a virtual clock, its costs measured now unless they are kept, and as fast as loads say."""
-    memory, found = plan.memory, plan.prepared
-    file = profiled(plan.out / "cost.json", DEMO, memory.flags(), memory.settings(), profile_s)
-    costs = load_cost_file(file).calibration()
-    engine = Engine(costs, memory, found.num_blocks, found.tokens_a_step, found.asynchronous)
-    return engine.at_capacity(found)
+    found, costs = plan.prepared, profiled(plan.out / "cost.json", plan.engine, profile_s)
+    engine = SimulatedEngine(plan.engine, costs, found.num_blocks, found.tokens_a_step, found.asynchronous)
+    return at_capacity(engine, found)
+
+
+def simulated_records(plan: Plan, engine: SimulatedEngine, kind: str, run: Run) -> list[Record]:
+    """The same run on a virtual clock."""
+    requests = plan.stream(kind, run.load, run.seed)
+    return engine.records(run, requests, max_output_tokens=MAX_OUTPUT_TOKENS)
 
 
 def facts(plan: Plan, grid: Grid) -> dict[str, Any]:
@@ -345,7 +342,7 @@ def facts(plan: Plan, grid: Grid) -> dict[str, Any]:
         "speeds": speeds,
         "asynchronous": found.asynchronous,
         "kv_blocks": found.num_blocks,
-        "host_gib": plan.memory.host_gib,
+        "host_gib": plan.engine.host_gib,
         "light": {"p50_ttft_s": found.light.p50_ttft_s, "mean_tbt_s": found.light.mean_tbt_s},
         "targets": {"rule": rule_text(), **plan.targets.to_dict()},
         "stock_by_seats": {
@@ -410,7 +407,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
         kinds=_once(arguments.kind or (BROKEN_KINDS if arguments.broken else KINDS)),
         systems=_once(arguments.system or SYSTEMS),
         policy=arguments.policy,
-        memory=Memory(arguments.kv_blocks, arguments.host_gib),
+        engine=memory(arguments.kv_blocks, arguments.host_gib),
     )
 
 
@@ -424,8 +421,8 @@ def main() -> int:
     arguments = options().parse_args()
     try:
         plan = plan_of(arguments)
-        plan.out.mkdir(parents=True, exist_ok=True)
-        prepare(plan)
+        plan.open()
+        say(f"capacity: {plan.prepared.capacity_rps:.1f} requests a second")
         measure(plan, plan.sweep())
         found = report_broken(plan) if arguments.broken else report(plan, arguments.profile_seconds)
     except HeadwayError as error:

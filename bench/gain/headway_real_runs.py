@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -17,16 +14,23 @@ import msgspec
 
 from bench.command import say
 from bench.figures import GOODPUT, MEAN_JCT, METRICS
-from bench.gain.broken_predictions import (
-    REFERENCES,
-    Change,
-    GovernorWatch,
-    governor_figures,
-    told_wrongly,
-    ways,
-    wrong_by,
+from bench.gain.broken_predictions import REFERENCES, governor_figures, ways
+from bench.real_runs import (
+    CONTROL,
+    PRIORITY,
+    STOCK,
+    Contender,
+    EngineSpec,
+    KeptRun,
+    Prepared,
+    Run,
+    SimulatedEngine,
+    at_once,
+    capacity_rps,
+    do_run,
+    kept,
+    records,
 )
-from bench.serving_engine import EngineTime, Served, ServingEngine, StockPolicy, WallTime
 from bench.side_by_side import Gauge, Lane, compared, measure_side_by_side
 from bench.streams import (
     MAX_OUTPUT_TOKENS,
@@ -35,26 +39,19 @@ from bench.streams import (
     TWO,
     Targets,
     asked_by,
-    estimates_of,
     targets_from,
     untaught_stream,
 )
 from headway.core.batch_shape import BatchShape
-from headway.core.record import Outcome, Record
 from headway.engine.demo_model import DEMO
-from headway.engine.kv.host import HostKv
-from headway.engine.settings import EngineSettings
-from headway.errors import ConfigError
-from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.predict.steps.calibration import Calibration, StepSeconds
+from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.json_file import made_once
+from headway.lab.kept_runs import open_folder
+from headway.lab.real_engine import EngineClock, WallTime, serve
+from headway.predict.steps.calibration import StepSeconds
 from headway.results import Summary, summarize
-from headway.sim.lengths import GivenLengths
-from headway.sim.limits import EngineLimits
-from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole
-
-# ---- contenders, engines and runs --------------------------------------------------------------------
 
 SLOTS = 64
 """Requests an engine holds at once: the most seats of stock, and Headway's worker slots for those that pause."""
@@ -64,25 +61,22 @@ _GOVERNOR = ("planned_steps", "distrusting_steps", "untimed_steps", "policy_faul
 """The counters that say what a governor did."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """Who serves: vLLM's own scheduler, or a policy of Headway's with who predicts for it.
-
-    `policy` is also what it is in the simulator. `steps`: how many times as long as they take the policy is told that
-    steps take.
-    """
-
-    name: str
-    policy: str
-    stock: StockPolicy | None = None
-    predictor: str | None = None
-    steps: float = 1.0
+def warm_up() -> list[TraceRequest]:
+    """What an engine serves before it counts as started."""
+    return untaught_stream(WARM_REQUESTS, 1.0, WARM_SEED)
 
 
-STOCK = Contender("stock", "vllm", stock="fcfs")
-CONTROL = Contender("stock again", "vllm", stock="fcfs")
-"""Stock on another engine: how far it is from itself is how far differences mean nothing."""
-PRIORITY = Contender("priority", "priority", stock="priority")
+def memory(kv_blocks: int, host_gib: float = 0.0) -> EngineSpec:
+    """The engine with so much KV memory; 0 blocks: as many as vLLM takes."""
+    return EngineSpec(
+        model=DEMO,
+        flags=("--enforce-eager",),
+        slots=SLOTS,
+        block_tokens=BLOCK_TOKENS,
+        kv_blocks=kv_blocks,
+        host_gib=host_gib,
+        warm=warm_up,
+    )
 
 
 def taught(policy: str) -> Contender:
@@ -90,40 +84,7 @@ def taught(policy: str) -> Contender:
     return Contender(policy, policy, predictor=TAUGHT)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One stream under one contender; `kind` of clients, empty where it makes no difference to who serves."""
-
-    contender: Contender
-    kind: str
-    seats: int
-    load: float
-    seed: int
-
-    def file(self, out: Path) -> Path:
-        """Where what it came to is kept."""
-        name = re.sub("[^a-z0-9.]+", "-", self.contender.name)
-        return out / f"{name}-{self.kind or 'any'}-{self.seats}-{self.load:g}-{self.seed}.json"
-
-
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to: its requests in the order of the stream, Headway's counters, the governor's changes.
-
-    `speed`: how many times as fast the machine was before it as when capacity was measured; all times are by that.
-    """
-
-    served: list[Served]
-    speed: float = 1.0
-    counters: dict[str, int] = {}
-    changes: list[Change] = []
-
-
-def kept(run: Run, out: Path) -> Kept:
-    """What a run that was done came to."""
-    return msgspec.json.decode(run.file(out).read_bytes(), type=Kept)
-
-
-def governor_of(runs: Sequence[Kept]) -> dict[str, Any]:
+def governor_of(runs: Sequence[KeptRun]) -> dict[str, Any]:
     """What the governor said in several runs, and what the engine's own counters say of it."""
     return {
         **governor_figures(
@@ -131,80 +92,6 @@ def governor_of(runs: Sequence[Kept]) -> dict[str, Any]:
         ),
         "counters": {name: sum(run.counters.get(name, 0) for run in runs) for name in _GOVERNOR},
     }
-
-
-def records(requests: Sequence[TraceRequest], served: Sequence[Served]) -> list[Record]:
-    """What became of these requests, judged by the targets they have here."""
-    return [_record(request, each) for request, each in zip(requests, served, strict=True)]
-
-
-def _record(request: TraceRequest, served: Served) -> Record:
-    return Record(
-        id=request.id,
-        arrival_s=served.arrival_s,
-        prompt_tokens=request.input_tokens,
-        outcome=Outcome.SHED if served.given_up else Outcome.FINISHED,
-        output_tokens=served.output_tokens,
-        tenant=request.tenant,
-        first_token_s=served.first_token_s,
-        finished_s=served.finished_s,
-        slo=request.slo,
-        error=served.given_up or None,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """KV memory of an engine: blocks on the device, 0 for as many as vLLM takes, and what it has on the host."""
-
-    kv_blocks: int
-    host_gib: float = 0.0
-
-    def of(self, contender: Contender) -> Memory:
-        """That of a contender's engine: stock has nothing on the host, so that nothing of Headway is left in it."""
-        return self if contender.stock is None else replace(self, host_gib=0.0)
-
-    def flags(self) -> tuple[str, ...]:
-        """vLLM's flags; its count of blocks has its null block too. The rest is left to vLLM."""
-        blocks = ("--num-gpu-blocks-override", str(self.kv_blocks + 1)) if self.kv_blocks else ()
-        return ("--max-num-seqs", str(SLOTS), "--block-size", str(BLOCK_TOKENS), "--enforce-eager", *blocks)
-
-    def settings(self) -> EngineSettings:
-        """Headway's, to start an engine with."""
-        return EngineSettings(host_kv=HostKv(gib=self.host_gib) if self.host_gib else None)
-
-    @contextmanager
-    def serving(self) -> Iterator[ServingEngine]:
-        """A warm engine."""
-        engine = ServingEngine(DEMO, self.flags(), self.settings())
-        try:
-            put_in(engine, taught("vllm"), SLOTS)
-            burst = untaught_stream(WARM_REQUESTS, 1.0, WARM_SEED)
-            engine.serve([replace(request, arrival_s=0.0) for request in burst], WARM_SEED, own_stops=True)
-            yield engine
-        finally:
-            engine.close()
-
-
-def put_in(engine: ServingEngine, contender: Contender, seats: int) -> None:
-    """Let a contender schedule from now on."""
-    if contender.stock is not None:
-        engine.use_stock(contender.stock, seats)
-    else:
-        mistaken = None if contender.steps == 1 else wrong_by(contender.steps)
-        engine.use(EngineSettings(policy=contender.policy, batch_width=seats), SLOTS, mistaken)
-
-
-def serve(engine: ServingEngine, clock: EngineTime, *, run: Run, requests: Sequence[TraceRequest]) -> Kept:
-    """Do a run; predictions are made beforehand, as the API server's process makes them beside the engine's."""
-    lengths = GivenLengths(estimates_of(run.contender.predictor, requests, run.seed))
-    put_in(engine, run.contender, run.seats)
-    watch = GovernorWatch(engine.policy)
-    gc.collect()
-    served = engine.serve(
-        requests, run.seed, lengths=lengths, own_stops=True, clock=clock, after_step=watch.look
-    )
-    return Kept(served=served, speed=clock.speed, counters=engine.counters, changes=watch.changes)
 
 
 SEATS = (4, 8, 16, 32, 64)
@@ -221,15 +108,11 @@ Grid = dict[tuple[str, float], dict[str, list[Run]]]
 """By kind of clients and load: every system's runs, one for each seed."""
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured before anything was compared, and for what kind of runs."""
+class Measured(Prepared, frozen=True, kw_only=True):
+    """What was measured before anything was compared: capacity, by stock's best seats, and stock at a light load."""
 
-    seconds: float
-    memory: Memory
-    capacity_rps: float
     capacity_seats: int
     light: Summary
-    asynchronous: bool
     tokens_a_step: int
     num_blocks: int
 
@@ -245,23 +128,21 @@ class Plan:
     kinds: Sequence[str]
     systems: Sequence[str]
     policy: str
-    memory: Memory
+    engine: EngineSpec
 
-    @property
-    def preparation(self) -> Path:
-        """Where what is measured beforehand is kept."""
-        return self.out / "prepared.json"
+    def open(self) -> None:
+        """Make the folder, or go on with it. Raises ConfigError if it holds runs of another kind."""
+        asked = {
+            "seconds": self.seconds,
+            "kv_blocks": self.engine.kv_blocks,
+            "host_gib": self.engine.host_gib,
+        }
+        open_folder(self.out / "bench.json", asked, "bench")
 
     @cached_property
-    def prepared(self) -> Prepared:
-        """As it was kept. Raises ConfigError if it is of runs of another kind."""
-        found = msgspec.json.decode(self.preparation.read_bytes(), type=Prepared)
-        if (found.seconds, found.memory) != (self.seconds, self.memory):
-            raise ConfigError(
-                f"{self.out} holds runs of {found.seconds:g} s with --kv-blocks {found.memory.kv_blocks} --host-gib "
-                f"{found.memory.host_gib:g}; accepted: the same, or another folder"
-            )
-        return found
+    def prepared(self) -> Measured:
+        """What comes before everything else: measured now, unless it is kept."""
+        return made_once(self.out / "prepared.json", Measured, lambda: prepare(self))
 
     @cached_property
     def targets(self) -> Targets:
@@ -334,8 +215,7 @@ class Plan:
 
 def capacity_burst() -> list[TraceRequest]:
     """Requests that are all there at once: what an engine gets through of them is its capacity."""
-    drawn = untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED)
-    return [replace(request, arrival_s=0.0) for request in drawn]
+    return at_once(untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED))
 
 
 def best_seats(swept: dict[int, Summary], metric: str) -> int:
@@ -376,44 +256,37 @@ CAPACITY_SEATS = (16, 32, 64)
 LIGHT_SEED = 98
 
 
-def prepare(plan: Plan) -> None:
-    """Measure what comes before everything else, unless it is kept."""
-    if plan.preparation.exists():
-        say(f"going on at {plan.prepared.capacity_rps:.1f} requests a second of capacity")
-        return
-    with plan.memory.of(STOCK).serving() as engine:
-        capacity_rps, capacity_seats = max(
-            (_throughput_rps(engine, WallTime(), seats=seats), seats) for seats in CAPACITY_SEATS
+def prepare(plan: Plan) -> Measured:
+    """Measure what comes before everything else."""
+    with plan.engine.of(STOCK).serving() as engine:
+        found_rps, capacity_seats = max(
+            (throughput_rps(engine, WallTime(), seats=seats), seats) for seats in CAPACITY_SEATS
         )
-        say(f"capacity: {capacity_rps:.1f} requests a second, at {capacity_seats} seats")
-        light = untaught_stream(LIGHT_LOAD * capacity_rps, plan.seconds, LIGHT_SEED)
-        put_in(engine, STOCK, SLOTS)
-        found = Prepared(
-            seconds=plan.seconds,
-            memory=plan.memory,
-            capacity_rps=capacity_rps,
+        say(f"capacity: {found_rps:.1f} requests a second, at {capacity_seats} seats")
+        light = untaught_stream(LIGHT_LOAD * found_rps, plan.seconds, LIGHT_SEED)
+        STOCK.put_in(engine, SLOTS)
+        served, sizes = serve(engine, light, LIGHT_SEED, own_stops=True), engine.sizes
+        return Measured(
+            capacity_rps=found_rps,
             capacity_seats=capacity_seats,
-            light=summarize(records(light, engine.serve(light, LIGHT_SEED, own_stops=True))),
-            asynchronous=engine.asynchronous,
-            tokens_a_step=engine.tokens_a_step,
-            num_blocks=engine.num_blocks,
+            light=summarize(records(light, served)),
+            asynchronous=sizes.asynchronous,
+            tokens_a_step=sizes.max_num_batched_tokens,
+            num_blocks=sizes.num_blocks,
         )
-    write_whole(plan.preparation, msgspec.json.encode(found))
 
 
-def _throughput_rps(engine: ServingEngine, clock: EngineTime, *, seats: int) -> float:
+def throughput_rps(engine: SteppedEngine, clock: EngineClock, *, seats: int) -> float:
     """What stock gets through with so many seats."""
-    put_in(engine, STOCK, seats)
-    served = engine.serve(capacity_burst(), CAPACITY_SEED, own_stops=True, clock=clock)
-    return len(served) / max(each.finished_s for each in served)
+    return capacity_rps(engine, clock, burst=capacity_burst(), seats=seats, seed=CAPACITY_SEED)
 
 
 def measure(plan: Plan, runs: Sequence[Run]) -> None:
     """Do all runs that are not kept yet, those of one load and seed side by side."""
     todo = [run for run in dict.fromkeys(runs) if not run.file(plan.out).exists()]
     found = plan.prepared
-    work = partial(_throughput_rps, seats=found.capacity_seats)
-    gauge = Gauge(plan.memory.of(STOCK), work, found.capacity_rps)
+    work = partial(throughput_rps, seats=found.capacity_seats)
+    gauge = Gauge(plan.engine.of(STOCK), work, found.capacity_rps)
     measure_side_by_side([[_lane(plan, run) for run in group] for group in side_by_side(todo)], say, gauge)
 
 
@@ -422,10 +295,10 @@ def side_by_side(runs: Iterable[Run]) -> list[list[Run]]:
     return compared(runs, by=lambda run: (run.seed, run.load))
 
 
-def _lane(plan: Plan, run: Run) -> Lane[ServingEngine, Kept]:
+def _lane(plan: Plan, run: Run) -> Lane[SteppedEngine, KeptRun]:
     requests = plan.stream(run.kind or NONE, run.load, run.seed)
 
-    def keep(found: Kept) -> None:
+    def keep(found: KeptRun) -> None:
         write_whole(run.file(plan.out), msgspec.json.encode(found))
         mean_jct_s = summarize(records(requests, found.served)).mean_jct_s or 0.0
         say(
@@ -433,7 +306,7 @@ def _lane(plan: Plan, run: Run) -> Lane[ServingEngine, Kept]:
             f"{run.load:g}: mean JCT {mean_jct_s:.3f} s of {len(requests)} requests"
         )
 
-    return Lane(plan.memory.of(run.contender), partial(serve, run=run, requests=requests), keep)
+    return Lane(plan.engine.of(run.contender), partial(do_run, run=run, requests=requests), keep)
 
 
 # ---- simulated ---------------------------------------------------------------------------------------
@@ -451,62 +324,25 @@ class Faster:
         return self.steps.step_s(shape) / self.speed
 
 
-@dataclass(frozen=True, slots=True)
-class Engine:
-    """This machine's engine on a virtual clock."""
+def at_capacity(engine: SimulatedEngine, found: Measured) -> SimulatedEngine:
+    """The engine as fast as the machine was when capacity was measured, since loads and targets go by that.
 
-    costs: Calibration
-    memory: Memory
-    num_blocks: int
-    tokens_a_step: int
-    asynchronous: bool
+    The machine may have had another speed when its costs were. Copies are left as they are.
+    """
+    costs = engine.costs
+    speed = found.capacity_rps / simulated_capacity_rps(engine, found.capacity_seats)
+    faster = replace(
+        costs,
+        step=Faster(costs.step, speed),
+        host_s=costs.host_s / speed,
+        host_job_s=costs.host_job_s / speed,
+        ungraphed_s=costs.ungraphed_s / speed,
+    )
+    return replace(engine, costs=faster)
 
-    def records(self, run: Run, requests: Sequence[TraceRequest]) -> list[Record]:
-        """What becomes of the stream there, its answers as long as the tasks are packaged with."""
-        found: list[Record] = []
-        contender = run.contender
-        simulate(
-            requests,
-            told_wrongly(policy_factory(contender.policy, OWN_PARTS, requests), contender.steps),
-            System(limits=self._limits(contender, run.seats), calibration=self.costs),
-            on_record=found.append,
-            max_output_tokens=MAX_OUTPUT_TOKENS,
-            seed=run.seed,
-            lengths=GivenLengths(estimates_of(contender.predictor, requests, run.seed)),
-        )
-        return found
 
-    def at_capacity(self, found: Prepared) -> Engine:
-        """The same as fast as the machine was when capacity was measured, since loads and targets go by that.
-
-        The machine may have had another speed when its costs were. Copies are left as they are.
-        """
-        speed = found.capacity_rps / self.capacity_rps(found.capacity_seats)
-        costs = replace(
-            self.costs,
-            step=Faster(self.costs.step, speed),
-            host_s=self.costs.host_s / speed,
-            host_job_s=self.costs.host_job_s / speed,
-            ungraphed_s=self.costs.ungraphed_s / speed,
-        )
-        return replace(self, costs=costs)
-
-    def capacity_rps(self, seats: int) -> float:
-        """What stock gets through here when all requests are there at once."""
-        served = self.records(Run(STOCK, "", seats, 0.0, CAPACITY_SEED), capacity_burst())
-        return len(served) / max(record.finished_s or 0.0 for record in served)
-
-    def _limits(self, contender: Contender, seats: int) -> EngineLimits:
-        """Stock has as many slots as seats."""
-        stock = contender.stock is not None
-        block_bytes = self.costs.kv_bytes_per_token * BLOCK_TOKENS
-        return EngineLimits(
-            num_blocks=self.num_blocks,
-            block_size=BLOCK_TOKENS,
-            max_num_seqs=seats if stock else SLOTS,
-            batch_width=None if stock else seats,
-            max_num_batched_tokens=self.tokens_a_step,
-            max_cudagraph_capture_size=0,  # a CPU has none
-            asynchronous=self.asynchronous,
-            host_blocks=int(self.memory.of(contender).host_gib * (1 << 30) // block_bytes),
-        )
+def simulated_capacity_rps(engine: SimulatedEngine, seats: int) -> float:
+    """What stock gets through there when all requests are there at once."""
+    run = Run(STOCK, "", seats, 0.0, CAPACITY_SEED)
+    served = engine.records(run, capacity_burst(), max_output_tokens=MAX_OUTPUT_TOKENS)
+    return len(served) / max(record.finished_s or 0.0 for record in served)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,16 +11,17 @@ from statistics import median
 from typing import Any
 
 import msgspec
-from headway_reproduce.mid_model import ensure_mid_model
 
-from bench.serving_engine import ServingEngine
+from bench.real_runs import MID, STOCK, EngineSpec
 from headway.core.plan import StepOutcome
 from headway.core.record import Record
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.settings import EngineSettings
+from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import SimulationError
 from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
+from headway.lab.real_engine import serve
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.fitting import quantile
 from headway.predict.steps.hardware import calibration
@@ -230,7 +230,9 @@ SCENE = Scene(
 )
 REAL_BUDGETS = (16, 32, 64, 128, 256, 512)
 SEATS = 32
-FLAGS = ("--max-num-seqs", str(SEATS), "--block-size", "32", "--max-model-len", "4096", "--enforce-eager")
+ENGINE = EngineSpec(
+    model=MID, flags=("--max-model-len", "4096", "--enforce-eager"), block_tokens=32, slots=SEATS
+)
 NOTE = (
     "scaled down: 1,500 tokens amid 12 streams for 20,000 amid 64, and budgets to match; the engine's other sizes as "
     "vLLM chooses them"
@@ -256,21 +258,11 @@ class Kept:
         return times
 
 
-@contextmanager
-def serving() -> Iterator[ServingEngine]:
-    """The engine of all runs, without host memory: vLLM's own scheduler serves on it too."""
-    engine = ServingEngine(str(ensure_mid_model()), FLAGS, EngineSettings())
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """An engine with a scene: each run is made at most once."""
 
-    engine: ServingEngine
+    engine: SteppedEngine
     kept: Kept
     scene: Scene
 
@@ -295,12 +287,12 @@ class Stage:
         self, settings: EngineSettings | None, tbt_s: float | None, seed: int, *, with_long: bool = True
     ) -> TokenTimes:
         if settings is None:
-            self.engine.use_stock("fcfs", SEATS)
+            STOCK.put_in(self.engine, SEATS)
         else:
-            self.engine.use(settings)
+            self.engine.schedule_with(settings)
         times = TokenTimes()
         requests = self.scene.requests(tbt_s, with_long=with_long, seed=seed)
-        self.engine.serve(requests, seed, on_tokens=times.came)
+        serve(self.engine, requests, seed, on_tokens=times.came)
         return times
 
 
@@ -314,7 +306,7 @@ def measured_real(
 ) -> Measured:
     """Everything; the streams alone first, since their gaps set the targets, then all in turn, seed by seed."""
     every = range(seeds)
-    with serving() as engine:
+    with ENGINE.serving() as engine:
         stage = Stage(engine, kept, scene)
         alone = [light(scene, stage.stock(seed, with_long=False)) for seed in every]
         gap_s = light_gap_s(alone)

@@ -18,13 +18,12 @@ in DIR already is not run again. Nothing else should run meanwhile.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -33,167 +32,112 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
+import msgspec
+
 from bench.command import command_line, out_option, say, stream_options
 from bench.figures import latencies
-from bench.serving_engine import Served, ServingEngine, profiled
+from bench.real_runs import (
+    Contender,
+    EngineSpec,
+    Prepared,
+    Run,
+    SimulatedEngine,
+    at_once,
+    do_run,
+    kept,
+    profiled,
+)
 from bench.streams import MAX_OUTPUT_TOKENS, TAUGHT, estimates_of, untaught_stream
 from headway.core.prediction_quality import kendall_tau
-from headway.core.record import Record
 from headway.engine.demo_model import DEMO
-from headway.engine.kv.host import HostKv
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.settings import EngineSettings
-from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.predict.steps.calibration import load_cost_file
-from headway.sim.lengths import GivenLengths
-from headway.sim.limits import EngineLimits
-from headway.sim.simulation import System, simulate
+from headway.json_file import made_once
+from headway.lab.real_engine import Served, WallTime, serve, served_rps
 from headway.traces import TraceRequest
+from headway.whole_file import write_whole
 
 LOADS = (0.5, 0.8, 1.0, 1.2)
 SEEDS = 3
 BATCH_WIDTH = 16
-WORKER_SLOTS = 64
-KV_BLOCKS, BLOCK_TOKENS, HOST_GIB = 96, 32, 0.25
 TOKENS_A_STEP = 1024
 CAPACITY_REQUESTS = 600
-STOCK, FASTSERVE = "vllm", "fastserve"
-FLAGS = (
-    *("--max-num-seqs", str(WORKER_SLOTS), "--max-num-batched-tokens", str(TOKENS_A_STEP)),
-    *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(KV_BLOCKS + 1), "--enforce-eager"),
+ENGINE = EngineSpec(
+    model=DEMO,
+    flags=("--max-num-batched-tokens", str(TOKENS_A_STEP), "--enforce-eager"),
+    block_tokens=32,
+    slots=64,
+    kv_blocks=96,
+    host_gib=0.25,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Contender:
-    """A policy, and who predicts lengths for it."""
-
-    policy: str
-    predictor: str | None = None
-
-
+STOCK, FASTSERVE = "vllm", "fastserve"
 CONTENDERS = {
-    STOCK: Contender("vllm"),
-    FASTSERVE: Contender("fastserve"),
-    "predicted": Contender("predicted", TAUGHT),
-    "predicted-noisy": Contender("predicted", "noisy-oracle:tau=0.8"),
-    "predicted-broken": Contender("predicted", "broken:way=reversed"),
+    each.name: each
+    for each in (
+        Contender(STOCK, "vllm"),
+        Contender(FASTSERVE, "fastserve"),
+        Contender("predicted", "predicted", predictor=TAUGHT),
+        Contender("predicted-noisy", "predicted", predictor="noisy-oracle:tau=0.8"),
+        Contender("predicted-broken", "predicted", predictor="broken:way=reversed"),
+    )
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One stream under one contender."""
-
-    contender: str
-    load: float
-    seed: int
-
-    def file(self, out: Path) -> Path:
-        """Where what it came to is kept."""
-        return out / f"{self.contender}-{self.load:g}-{self.seed}.json"
-
-
-# ---- the real engine -----------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Bench:
     """What has been measured so far, all of it in `out`."""
 
     out: Path
     seconds: float
 
-    def capacity(self) -> dict[str, Any]:
-        """`rps` that stock gets through, all requests being there at once, and whether steps go `asynchronous`ly."""
-        file = self.out / "capacity.json"
-        if not file.exists():
-            burst = [
-                replace(request, arrival_s=0.0)
-                for request in untaught_stream(50.0, CAPACITY_REQUESTS / 50, seed=99)
-            ]
-            with serving() as engine:
-                engine.use(settings_of(STOCK))
-                engine.serve(burst[: len(burst) // 20], seed=98, own_stops=True)  # what happens only once
-                served = engine.serve(burst, seed=99, own_stops=True)
-                found = {
-                    "rps": len(served) / max(each.finished_s for each in served),
-                    "asynchronous": engine.asynchronous,
-                }
-            file.write_text(json.dumps(found))
-        kept: dict[str, Any] = json.loads(file.read_text())
-        return kept
+    @cached_property
+    def capacity(self) -> Prepared:
+        """What stock's order gets through, all requests being there at once."""
+        return made_once(self.out / "capacity.json", Prepared, self._capacity)
+
+    def _capacity(self) -> Prepared:
+        burst = at_once(untaught_stream(50.0, CAPACITY_REQUESTS / 50, seed=99))
+        with ENGINE.serving() as engine:
+            CONTENDERS[STOCK].put_in(engine, BATCH_WIDTH)
+            serve(engine, burst[: len(burst) // 20], seed=98, own_stops=True)  # what happens only once
+            return Prepared(
+                capacity_rps=served_rps(serve(engine, burst, seed=99, own_stops=True)),
+                asynchronous=engine.sizes.asynchronous,
+            )
 
     def requests(self, run: Run) -> list[TraceRequest]:
         """The stream of a run: the same for every contender."""
-        return untaught_stream(run.load * self.capacity()["rps"], self.seconds, run.seed)
+        return untaught_stream(run.load * self.capacity.capacity_rps, self.seconds, run.seed)
 
     def do(self, runs: Sequence[Run]) -> None:
         """Serve those that are not kept yet, on one engine."""
         todo = [run for run in runs if not run.file(self.out).exists()]
         if not todo:
             return
-        with serving() as engine:
+        with ENGINE.serving() as engine:
             for run in todo:
-                requests = self.requests(run)
-                lengths = GivenLengths(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed))
-                engine.use(settings_of(run.contender))
-                gc.collect()
-                served = engine.serve(requests, run.seed, lengths=lengths, own_stops=True)
-                run.file(self.out).write_text(json.dumps([asdict(each) for each in served]))
-                say(f"{run}: mean JCT {fmean(each.jct_s for each in served):.3f} s of {len(served)} requests")
+                found = do_run(engine, WallTime(), run=run, requests=self.requests(run))
+                write_whole(run.file(self.out), msgspec.json.encode(found))
+                served = len(found.served)
+                say(f"{run.file(self.out).stem}: mean JCT {fmean(found.jcts_s):.3f} s of {served} requests")
 
     def served(self, run: Run) -> list[Served]:
         """What a run came to."""
-        return [Served(**row) for row in json.loads(run.file(self.out).read_text())]
+        return kept(run, self.out).served
+
+    def simulated(self, profile_s: float) -> SimulatedEngine:
+        """The engine on a virtual clock, its costs measured now unless they are kept."""
+        costs = profiled(self.out / "cost.json", ENGINE, profile_s)
+        return SimulatedEngine(ENGINE, costs, ENGINE.kv_blocks, TOKENS_A_STEP, self.capacity.asynchronous)
+
+    def simulated_jcts_s(self, engine: SimulatedEngine, run: Run) -> list[float]:
+        """What the simulator says of the same stream, its answers as long as they are packaged."""
+        found = engine.records(run, self.requests(run), max_output_tokens=MAX_OUTPUT_TOKENS)
+        return [(record.finished_s or 0.0) - record.arrival_s for record in found]
 
 
-def settings_of(contender: str) -> EngineSettings:
-    """Headway's settings for a contender."""
-    return EngineSettings(
-        policy=CONTENDERS[contender].policy, batch_width=BATCH_WIDTH, host_kv=HostKv(gib=HOST_GIB)
-    )
-
-
-@contextmanager
-def serving() -> Iterator[ServingEngine]:
-    """The engine of all runs."""
-    engine = ServingEngine(DEMO, FLAGS, settings_of(STOCK))
-    try:
-        yield engine
-    finally:
-        engine.close()
-
-
-# ---- the simulator's prediction ------------------------------------------------------------------------
-
-
-def simulated_jcts_s(bench: Bench, run: Run, cost_file: Path) -> list[float]:
-    """What the simulator says of the same stream, its answers as long as they are packaged."""
-    costs = load_cost_file(cost_file).calibration()
-    requests = bench.requests(run)
-    limits = EngineLimits(
-        num_blocks=KV_BLOCKS,
-        block_size=BLOCK_TOKENS,
-        max_num_seqs=WORKER_SLOTS,
-        batch_width=BATCH_WIDTH,
-        max_num_batched_tokens=TOKENS_A_STEP,
-        max_cudagraph_capture_size=0,  # a CPU has none
-        asynchronous=bool(bench.capacity()["asynchronous"]),
-        prefix_caching=True,
-        host_blocks=int(HOST_GIB * (1 << 30) // (costs.kv_bytes_per_token * BLOCK_TOKENS)),
-    )
-    records: list[Record] = []
-    simulate(
-        requests,
-        policy_factory(CONTENDERS[run.contender].policy, OWN_PARTS, requests),
-        System(limits=limits, calibration=costs),
-        on_record=records.append,
-        max_output_tokens=MAX_OUTPUT_TOKENS,
-        seed=run.seed,
-        lengths=GivenLengths(estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed)),
-    )
-    return [(record.finished_s or 0.0) - record.arrival_s for record in records]
+def run_of(contender: str, load: float, seed: int) -> Run:
+    """One stream under one contender."""
+    return Run(CONTENDERS[contender], "", BATCH_WIDTH, load, seed)
 
 
 # ---- what came out -------------------------------------------------------------------------------------
@@ -236,28 +180,27 @@ def cell(real: Jcts, simulated: Jcts) -> dict[str, Any]:
 
 def report(bench: Bench, loads: Sequence[float], seeds: int, profile_s: float) -> dict[str, Any]:
     """Everything; runs what is missing."""
-    capacity = bench.capacity()
-    say(f"capacity {capacity['rps']:.1f} requests a second")
-    bench.do([Run(name, load, seed) for seed, load, name in product(range(seeds), loads, CONTENDERS)])
-    cost_file = profiled(bench.out / "cost.json", DEMO, FLAGS, settings_of(STOCK), profile_s)
+    say(f"capacity {bench.capacity.capacity_rps:.1f} requests a second")
+    bench.do([run_of(name, load, seed) for seed, load, name in product(range(seeds), loads, CONTENDERS)])
+    engine = bench.simulated(profile_s)
     cells = {}
     for load in loads:
-        runs = {name: [Run(name, load, seed) for seed in range(seeds)] for name in CONTENDERS}
-        real = {name: [[each.jct_s for each in bench.served(run)] for run in runs[name]] for name in runs}
-        said = {name: [simulated_jcts_s(bench, run, cost_file) for run in runs[name]] for name in runs}
+        runs = {name: [run_of(name, load, seed) for seed in range(seeds)] for name in CONTENDERS}
+        real = {name: [kept(run, bench.out).jcts_s for run in runs[name]] for name in runs}
+        said = {name: [bench.simulated_jcts_s(engine, run) for run in runs[name]] for name in runs}
         cells[f"{load:g}"] = cell(real, said)
     return {
-        "capacity_rps": capacity["rps"],
+        "capacity_rps": bench.capacity.capacity_rps,
         "cells": cells,
-        "tau": {name: quality(bench, Run(name, loads[-1], 0)) for name in CONTENDERS},
-        "as_packaged": as_packaged(bench, Run(STOCK, loads[-1], 0)),
+        "tau": {name: quality(bench, run_of(name, loads[-1], 0)) for name in CONTENDERS},
+        "as_packaged": as_packaged(bench, run_of(STOCK, loads[-1], 0)),
     }
 
 
 def quality(bench: Bench, run: Run) -> float | None:
     """Kendall's tau of what was predicted and what came; None where nothing was."""
     requests = bench.requests(run)
-    estimates = estimates_of(CONTENDERS[run.contender].predictor, requests, run.seed)
+    estimates = estimates_of(run.contender.predictor, requests, run.seed)
     pairs = [
         (estimates[request.id].tokens, float(each.output_tokens))
         for request, each in zip(requests, bench.served(run), strict=True)
@@ -288,7 +231,7 @@ def main() -> None:
                 "measured_on": machine_name(),
                 "vllm": vllm_version(),
                 "batch_width": BATCH_WIDTH,
-                "kv_blocks": KV_BLOCKS,
+                "kv_blocks": ENGINE.kv_blocks,
                 **found,
             }
         )

@@ -12,12 +12,10 @@ mean over its own. A run takes 30 to 45 s on 2 cores; nothing else should run me
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -28,54 +26,57 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 from bench.command import command_line, say, stream_options
 from bench.figures import latencies
-from bench.serving_engine import ServingEngine
+from bench.real_runs import STOCK, Contender, EngineSpec, Run, at_once, do_run
 from bench.streams import conversations
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.settings import EngineSettings
+from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.lab.real_engine import WallTime
 from headway.traces import TraceRequest
 
 LOADS = (2.0, 4.0)
 SEEDS = 3
-STOCK = "stock"
-CONTENDERS = (STOCK, "sjf", "headway", "headway-no-prefixes")
-SEATS, KV_BLOCKS, BLOCK_TOKENS = 16, 320, 32
-CAPACITY_S, CAPACITY_RPS, CAPACITY_SEED = 20.0, 10.0, 99
-FLAGS = (
-    *("--max-num-seqs", str(SEATS), "--max-num-batched-tokens", "1024"),
-    *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(KV_BLOCKS + 1), "--enforce-eager"),
+CONTENDERS = {
+    each.name: each
+    for each in (STOCK, *(Contender(name, name) for name in ("sjf", "headway", "headway-no-prefixes")))
+}
+SEATS = 16
+ENGINE = EngineSpec(
+    model=DEMO,
+    flags=("--max-num-batched-tokens", "1024", "--enforce-eager"),
+    block_tokens=32,
+    slots=SEATS,
+    kv_blocks=320,
 )
+CAPACITY_S, CAPACITY_RPS, CAPACITY_SEED = 20.0, 10.0, 99
 
 Jcts = dict[tuple[str, float], list[list[float]]]
 """By contender and load: each seed's completion times, in seconds."""
 
 
-def serve(engine: ServingEngine, contender: str, requests: Sequence[TraceRequest], seed: int) -> list[float]:
+def served_jcts_s(
+    engine: SteppedEngine, contender: str, requests: Sequence[TraceRequest], seed: int
+) -> list[float]:
     """Each request's completion time under a contender that has served nothing yet, in seconds."""
-    if contender == STOCK:
-        engine.use_stock("fcfs", SEATS)
-    else:
-        engine.use(EngineSettings(policy=contender), max_num_seqs=SEATS)
-    gc.collect()
-    return [each.jct_s for each in engine.serve(requests, seed)]
+    run = Run(CONTENDERS[contender], "", SEATS, 0.0, seed)
+    return do_run(engine, WallTime(), run=run, requests=requests, own_stops=False).jcts_s
 
 
-def capacity_rps(engine: ServingEngine) -> float:
+def capacity_rps(engine: SteppedEngine) -> float:
     """Requests a second that stock gets through, all being there at once."""
-    backlog = [
-        replace(request, arrival_s=0.0) for request in conversations(CAPACITY_RPS, CAPACITY_S, CAPACITY_SEED)
-    ]
-    serve(engine, STOCK, backlog[: len(backlog) // 10], CAPACITY_SEED - 1)  # what happens only once
-    return len(backlog) / max(serve(engine, STOCK, backlog, CAPACITY_SEED))
+    backlog = at_once(conversations(CAPACITY_RPS, CAPACITY_S, CAPACITY_SEED))
+    warm = backlog[: len(backlog) // 10]
+    served_jcts_s(engine, STOCK.name, warm, CAPACITY_SEED - 1)  # what happens only once
+    return len(backlog) / max(served_jcts_s(engine, STOCK.name, backlog, CAPACITY_SEED))
 
 
-def measured(engine: ServingEngine, rps: float, loads: Sequence[float], seeds: int, seconds: float) -> Jcts:
+def measured(engine: SteppedEngine, rps: float, loads: Sequence[float], seeds: int, seconds: float) -> Jcts:
     """Every contender's completion times, run by run in turns."""
     found: Jcts = {}
     for seed, load in product(range(seeds), loads):
         requests = conversations(load * rps, seconds, seed)
         for contender in CONTENDERS:
-            jcts_s = serve(engine, contender, requests, seed)
+            jcts_s = served_jcts_s(engine, contender, requests, seed)
             found.setdefault((contender, load), []).append(jcts_s)
             say(f"load {load:g}, seed {seed}, {contender}: mean JCT {fmean(jcts_s):.3f} s of {len(jcts_s)}")
     return found
@@ -83,7 +84,7 @@ def measured(engine: ServingEngine, rps: float, loads: Sequence[float], seeds: i
 
 def cell(found: Jcts, contender: str, load: float) -> dict[str, Any]:
     """What a contender's completion times at a load come to."""
-    own, stock = found[contender, load], found[STOCK, load]
+    own, stock = found[contender, load], found[STOCK.name, load]
     by_seed = [fmean(jcts_s) for jcts_s in own]
     together = [jct_s for jcts_s in own for jct_s in jcts_s]
     gain = fmean(jct_s for jcts_s in stock for jct_s in jcts_s) / fmean(together)
@@ -96,13 +97,10 @@ def main() -> None:
     stream_options(parser, seconds=20.0, seeds=SEEDS, loads=LOADS)
     arguments = parser.parse_args()
     loads = tuple(arguments.load or LOADS)
-    engine = ServingEngine(DEMO, FLAGS, EngineSettings(policy="vllm"))
-    try:
+    with ENGINE.serving() as engine:
         rps = capacity_rps(engine)
         say(f"capacity {rps:.1f} requests a second")
         found = measured(engine, rps, loads, arguments.seeds, arguments.seconds)
-    finally:
-        engine.close()
     print(
         json.dumps(
             {

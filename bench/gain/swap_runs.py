@@ -14,7 +14,6 @@ from math import fsum
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from bench.serving_engine import EngineTime
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Record
@@ -22,8 +21,8 @@ from headway.engine.demo_model import DemoRecipe, ensure_model
 from headway.engine.kv.copies import CopyOrder
 from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm.stepped_engine import Hints, SteppedEngine, SteppedStep
-from headway.lab.real_engine import prompt_ids
+from headway.engine.vllm.stepped_engine import SteppedEngine, SteppedStep
+from headway.lab.real_engine import EngineClock, made_requests, turns
 from headway.predict.steps.law import fit_step_time
 from headway.results import summarize
 from headway.traces import AllAtOnce, LogNormal, TraceRequest, Workload
@@ -64,9 +63,9 @@ class WatchedEngine(SteppedEngine):
         self.watch = Watch()
         super().__init__(model, vllm_flags, settings)
 
-    def schedule_with(self, settings: EngineSettings) -> None:
+    def schedule_with(self, settings: EngineSettings, max_num_seqs: int | None = None) -> None:
         """As before, and listen to the new scheduler."""
-        super().schedule_with(settings)
+        super().schedule_with(settings, max_num_seqs)
         self.hear_records(lambda record: self.watch.records.append(record))
         ledger = self.scheduler.ledger
         apply = ledger.apply
@@ -91,23 +90,11 @@ class WatchedEngine(SteppedEngine):
             self.watch.idle_s += seconds
         return step
 
-    def serve(self, requests: Sequence[TraceRequest], seed: int, clock: EngineTime) -> float:
-        """Serve requests that are all there at once; seconds by a clock that has begun until the last has ended."""
-        made = []
-        for request in requests:
-            hints: Hints = {"headway_max_output_tokens": request.max_output_tokens}
-            prompt = prompt_ids(request, seed)
-            made.append(self.make_request(self.fresh_id(), prompt, request.output_tokens, hints))
-        self.scheduler.clock = clock.now_s
-        arrived_s = time.time()
-        started_s = clock.now_s()
-        for request in made:
-            request.arrival_time = arrived_s
-            self.add(request)
-        while self.busy:
+    def serve(self, requests: Sequence[TraceRequest], seed: int, clock: EngineClock) -> float:
+        """Serve requests that are all there at once; seconds until the last has ended."""
+        for _ in turns(self, made_requests(self, requests, seed, own_stops=False), clock):
             self.step()
-            clock.stepped()
-        return clock.now_s() - started_s
+        return clock.now_s()
 
     def prefill_s(self, num_tokens: int) -> float:
         """Seconds of a step that computes one such prompt alone; the engine must be idle."""
@@ -429,7 +416,7 @@ PROBED_TOKENS = (32, 64, 128, 256, 384, 512)
 
 def run_once(
     engine: WatchedEngine,
-    clock: EngineTime,
+    clock: EngineClock,
     *,
     load: Load,
     settings: EngineSettings,
@@ -441,7 +428,6 @@ def run_once(
     engine.limit_copies(bytes_per_s)
     engine.schedule_with(settings)
     gc.collect()
-    clock.begin()
     if learning := round(learning_share * load.requests):
         engine.serve(load.draw(learning, seed + OTHER_SEED), seed, clock)
     counters = engine.scheduler.counters
@@ -501,7 +487,7 @@ class Costs:
 
 
 def costs_and_victims(
-    engine: WatchedEngine, clock: EngineTime, *, loads: Sequence[Load]
+    engine: WatchedEngine, clock: EngineClock, *, loads: Sequence[Load]
 ) -> tuple[Costs, dict[str, Victim]]:
     """What comes before all runs: prefills and copies alone, then each load's mean victim, by the load's name."""
     costs = _costs(engine)
@@ -521,7 +507,7 @@ def _costs(engine: WatchedEngine) -> Costs:
     )
 
 
-def _victim(engine: WatchedEngine, clock: EngineTime, load: Load, costs: Costs) -> Victim:
+def _victim(engine: WatchedEngine, clock: EngineClock, load: Load, costs: Costs) -> Victim:
     settings = SERIAL.settings()["recompute"]
     run = run_once(engine, clock, load=load, settings=settings, seed=0, learning_share=0.0, bytes_per_s=None)
     tokens = round(run.recomputed_tokens / run.recomputes)

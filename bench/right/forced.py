@@ -29,6 +29,7 @@ from headway.engine.demo_model import DEMO_RANDOM, ensure_demo_random
 from headway.engine.kv.host import HostKv
 from headway.engine.machine import is_cpu_build
 from headway.engine.servers.server_command import TRANSFER_FLAG
+from headway.engine.vllm.stepped_engine import put_in_scheduler
 from headway.lab.server import DEPLOY_TIMEOUT_S, free_port
 from headway.loadgen.queries import scrape
 from headway.planner.deploy import deployed
@@ -349,19 +350,12 @@ class Engine:
 
     def _schedule_with(self, settings: dict[str, Any] | None, token_budget: int) -> Any:
         """Put in a new scheduler, Headway with `settings` or vLLM's own, as vLLM's engine core does it."""
-        config, old = self._core.vllm_config, self._core.scheduler
+        config = self._core.vllm_config
         assert not self._busy()
         config.scheduler_config.max_num_scheduled_tokens = token_budget
         config.scheduler_config.scheduler_cls = settings and "headway.engine.HeadwayScheduler"
         config.additional_config = {"headway": settings} if settings else {}
-        self._core.scheduler = config.scheduler_config.get_scheduler_cls()(
-            vllm_config=config,
-            kv_cache_config=old.kv_cache_config,
-            structured_output_manager=self._core.structured_output_manager,
-            log_stats=False,
-            block_size=old.block_size,
-            hash_block_size=old.hash_block_size,
-        )
+        put_in_scheduler(self._core)
         return self._core.scheduler
 
     def _run(self, requests: Sequence[Request], logprobs_of: Collection[int] = ()) -> Answers:

@@ -36,10 +36,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 import msgspec
 
 from bench.command import command_line, say, stream_options
-from bench.serving_engine import conclude_profile
+from bench.real_runs import MID, conclude_profile
 from bench.simulator.fidelity_runs import (
     METRICS,
-    MODEL,
     PLAIN,
     SWAPS,
     TARGETED,
@@ -150,7 +149,7 @@ def compare(folder: Folder) -> dict[str, Any]:
         raise ConfigError(
             f"{folder.path} has no cell of which all real runs have ended; leave out --simulate-only"
         )
-    conclude_profile(measured, MODEL, folder.cost_file)
+    conclude_profile(measured, MID, folder.cost_file)
     calibration = with_link(load_cost_file(folder.cost_file).calibration(), side.setup.host_kv)
     table: dict[str, dict[str, Any]] = {}
     for policy, load in cells:

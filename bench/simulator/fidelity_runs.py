@@ -20,7 +20,7 @@ from scipy.special import stdtrit
 
 from bench.command import pauses, say
 from bench.figures import means
-from bench.serving_engine import profile_for
+from bench.real_runs import profile_for
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS, Slo
@@ -44,7 +44,6 @@ from headway.sim.simulation import System, simulate
 from headway.traces import LogNormal, Poisson, TraceRequest, generate
 from headway.whole_file import write_whole
 
-MODEL = "mid"
 VLLM_FLAGS = (
     *("--max-num-seqs", "32", "--max-num-batched-tokens", "1024", "--block-size", "32"),
     "--enforce-eager",
@@ -507,14 +506,12 @@ def simulated(
         prefix_caching=sizes.prefix_caching,
         host_blocks=(host_kv and host_kv.blocks) or 0,
     )
-    records: list[Record] = []
     result = simulate(
         trace,
         policy_factory(policy, OWN_PARTS, trace),
         System(limits=limits, calibration=calibration),
-        on_record=records.append,
         max_output_tokens=MAX_OUTPUT_TOKENS,
         seed=seed,
         lengths=predictions(policy, trace),
     )
-    return run_of(records, sum(totals.steps for totals in result.totals.values()))
+    return run_of(result.records, sum(totals.steps for totals in result.totals.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,3 +29,12 @@ def read_json(path: Path, kind: type[T]) -> T | None:
 def write_json(path: Path, value: object, *, indent: int = 2) -> None:
     """Put a value at `path`, for people to read too; raises OSError if it cannot be written."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=indent) + b"\n")
+
+
+def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
+    """What a file keeps; without one it is made now and kept there. Raises as `read_json` and `write_json`."""
+    found = read_json(path, kind)
+    if found is None:
+        found = make()
+        write_json(path, found)
+    return found

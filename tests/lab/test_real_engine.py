@@ -52,6 +52,7 @@ class StubEngine:
     max_model_len = SIZES.max_model_len
 
     def __init__(self) -> None:
+        self.scheduler = SimpleNamespace(clock=None)
         self.queue: deque[Sent] = deque()
         self.sent: list[Sent] = []
         self.policy = ""
@@ -97,7 +98,7 @@ class StubEngine:
         shape.add(1, 5)
         if not request.left:
             self.queue.popleft()
-            now_s = time.monotonic()
+            now_s = self.scheduler.clock()
             age_s = time.time() - request.arrival_time
             self.on_record(
                 Record(
@@ -121,7 +122,7 @@ class GivesUp(StubEngine):
     def step(self) -> SteppedStep:
         for request in [request for request in list(self.queue)[1:] if read_hints(request.hints).may_move]:
             self.queue.remove(request)
-            now_s = time.monotonic()
+            now_s = self.scheduler.clock()
             self.on_record(
                 Record(
                     id=request.id,

@@ -1,11 +1,11 @@
-"""A trace on the real engine in this process, in real time: what each request and each step took."""
+"""A trace on the live engine in this process, under any scheduler: what each request and each step took."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,8 +20,172 @@ from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 VOCABULARY = range(10, 1000)
 """Token ids of made-up prompts; every model has these."""
-LONGEST_NAP_S = 0.01
-START_MARGIN_S = 0.05
+NAP_S = 0.002
+"""How long an idle engine waits at most before it looks for arrivals again."""
+START_MARGIN_S = 0.1
+_ANSWERED = ("stop", "length", "repetition")
+"""vLLM's reasons for the end of an answer; the others are those of a request that was given up."""
+
+# ---- the loop: requests are added when they are due, and the engine takes its turns --------------------
+
+
+class EngineClock(Protocol):
+    """The time that an engine goes by, in seconds of a stream; `speed` times as fast as the machine's."""
+
+    speed: float
+
+    def begin(self) -> None:
+        """The stream begins now, or soon."""
+        ...
+
+    def now_s(self) -> float:
+        """Seconds of the stream."""
+        ...
+
+    def idle(self, until_s: float) -> None:
+        """The engine has no work until then."""
+        ...
+
+    def stepped(self) -> None:
+        """A step is over."""
+        ...
+
+
+class WallTime:
+    """The machine's time: an idle engine sleeps."""
+
+    speed = 1.0
+
+    def __init__(self) -> None:
+        self._origin_s = 0.0
+
+    def begin(self) -> None:
+        """The stream begins soon."""
+        self._origin_s = time.perf_counter() + START_MARGIN_S
+
+    def now_s(self) -> float:
+        """Seconds of the stream."""
+        return time.perf_counter() - self._origin_s
+
+    def idle(self, until_s: float) -> None:
+        """Sleep until then, or for a moment."""
+        time.sleep(min(NAP_S, max(0.0, until_s - self.now_s())))
+
+    def stepped(self) -> None:
+        """A step costs nothing but its time."""
+
+
+def turns(
+    engine: SteppedEngine,
+    made: Iterable[tuple[TraceRequest, Any]],
+    clock: EngineClock,
+    feed: PredictionFeed | None = None,
+) -> Iterator[bool]:
+    """Begin the clock and add each request when it is due; ask for a turn of the engine until all have ended.
+
+    Says whether the engine has had work ever since the turn before. The scheduler goes by the clock too.
+    """
+    pending = deque(made)
+    engine.scheduler.clock = clock.now_s  # vLLM's own has no use for it
+    clock.begin()
+    awaited = False
+    while pending or engine.busy:
+        now_s = clock.now_s()
+        while pending and pending[0][0].arrival_s <= now_s:
+            request, ready = pending.popleft()
+            ready.arrival_time = _wall_s(clock, request.arrival_s)
+            if feed is not None:
+                feed.arrives(request, ready)
+            engine.add(ready)
+        if engine.busy:
+            yield awaited
+            clock.stepped()
+            awaited = True
+        else:
+            clock.idle(pending[0][0].arrival_s)
+            awaited = False
+
+
+def _wall_s(clock: EngineClock, at_s: float) -> float:
+    """The wall clock, by which vLLM stamps arrivals, at a time of the stream."""
+    return time.time() - (clock.now_s() - at_s)
+
+
+# ---- a stream under any scheduler, told by the answers ---------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request: its place in the stream, how many tokens came, and when, in seconds of the run.
+
+    `given_up` says why, where the engine ended it before its answer was whole; a first token it may never have had.
+    """
+
+    number: int
+    output_tokens: int
+    arrival_s: float
+    first_token_s: float | None
+    finished_s: float
+    given_up: str = ""
+
+    @property
+    def jct_s(self) -> float:
+        """From arrival to the last token."""
+        return self.finished_s - self.arrival_s
+
+
+def serve(
+    engine: SteppedEngine,
+    requests: Sequence[TraceRequest],
+    seed: int | str,
+    *,
+    lengths: LengthSource | None = None,
+    own_stops: bool = False,
+    clock: EngineClock | None = None,
+    on_tokens: Callable[[str, int, float], None] = lambda request_id, tokens, now_s: None,
+    after_step: Callable[[float], None] = lambda now_s: None,
+) -> list[Served]:
+    """Serve a stream (in order of arrival) under the scheduler that is in, until all requests have ended.
+
+    With a `clock` of its own, all times, the scheduler's too, are by that. With `own_stops` the model ends its answers
+    itself; `lengths` predicts each as its request is added. `on_tokens` hears of which request how many tokens came,
+    and when; `after_step` hears the time after every step.
+    """
+    made = made_requests(engine, requests, seed, own_stops=own_stops)
+    feed = PredictionFeed(lengths, [request for request, _ in made], engine.max_model_len)
+    tokens: Counter[str] = Counter()
+    first_s: dict[str, float] = {}
+    finished_s: dict[str, float] = {}
+    given_up: dict[str, str] = {}
+    clock = clock or WallTime()
+    for _ in turns(engine, made, clock, feed):
+        outputs = engine.turn()
+        now_s = clock.now_s()
+        for output in outputs:
+            if output.new_token_ids:
+                first_s.setdefault(output.request_id, now_s)
+                tokens[output.request_id] += len(output.new_token_ids)
+                on_tokens(output.request_id, len(output.new_token_ids), now_s)
+            if output.finish_reason is None:
+                continue
+            finished_s[output.request_id] = now_s
+            answered = str(output.finish_reason) in _ANSWERED
+            feed.ended(output.request_id, tokens[output.request_id], finished=answered)
+            if not answered:
+                given_up[output.request_id] = str(output.stop_reason or output.finish_reason)
+        after_step(now_s)
+    return [
+        Served(number, tokens[id_], arrival_s, first_s.get(id_), finished_s[id_], given_up.get(id_, ""))
+        for number, (id_, arrival_s) in enumerate((each.id, each.arrival_s) for each in requests)
+    ]
+
+
+def served_rps(served: Sequence[Served]) -> float:
+    """Requests a second up to the last one's end: capacity, where all were there at once."""
+    return len(served) / max(each.finished_s for each in served)
+
+
+# ---- a stream under Headway's scheduler, told by its records ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +230,9 @@ def run_real(
     """
     engine.schedule_with(settings)
     run = RealRun()
-    made_ones = made_requests(engine, requests, seed, own_stops=own_stops)
-    pending = deque(made_ones)
-    returning = Returning(engine, made_ones)
-    feed = PredictionFeed(lengths, [request for request, _ in pending], engine.max_model_len)
+    made = made_requests(engine, requests, seed, own_stops=own_stops)
+    returning = Returning(engine, made)
+    feed = PredictionFeed(lengths, [request for request, _ in made], engine.max_model_len)
 
     def ended(record: Record) -> None:
         record = returning.ended(record)
@@ -79,30 +242,18 @@ def run_real(
             feed.ended(record.id, record.output_tokens, finished=finished)
 
     engine.hear_records(ended)
-    origin_s = time.monotonic() + START_MARGIN_S
-    # vLLM stamps arrivals with the wall clock.
-    wall_origin_s = time.time() + START_MARGIN_S
+    clock = WallTime()
     ended_s: float | None = None
-    while pending or engine.busy:
-        now_s = time.monotonic() - origin_s
-        while pending and pending[0][0].arrival_s <= now_s:
-            request, made = pending.popleft()
-            made.arrival_time = wall_origin_s + request.arrival_s
-            feed.arrives(request, made)
-            engine.add(made)
-        if not engine.busy:
-            ended_s = None
-            time.sleep(min(LONGEST_NAP_S, max(0.0, pending[0][0].arrival_s - now_s)))
-            continue
-        start_s = time.monotonic() - origin_s
+    for awaited in turns(engine, made, clock, feed):
+        start_s = clock.now_s()
         step = engine.step()
-        returning.ask_again(wall_origin_s - origin_s)
+        returning.ask_again(clock)
         if step is None:
             ended_s = None
             continue
-        run.steps.append(ServedStep(start_s, step, None if ended_s is None else start_s - ended_s))
-        ended_s = time.monotonic() - origin_s
-    run.records = [_since(record, origin_s) for record in run.records]
+        gap_s = start_s - ended_s if awaited and ended_s is not None else None
+        run.steps.append(ServedStep(start_s, step, gap_s))
+        ended_s = clock.now_s()
     return run
 
 
@@ -127,8 +278,8 @@ class Returning:
             self._given_up.append(record)
         return record
 
-    def ask_again(self, wall_ahead_s: float) -> None:
-        """Add those given up since the last call; the wall clock is ahead of the records' by so much."""
+    def ask_again(self, clock: EngineClock) -> None:
+        """Add those given up since the last call, as arriving when they were given up."""
         given_up, self._given_up = self._given_up, []
         for move in given_up:
             request, made = self._made[move.id]
@@ -144,14 +295,14 @@ class Returning:
             again = self._engine.make_request(
                 id_, made.prompt_token_ids, sampling.max_tokens, hints, own_stop=not sampling.ignore_eos
             )
-            again.arrival_time = wall_ahead_s + move.finished_s
+            again.arrival_time = _wall_s(clock, move.finished_s)
             again.priority = made.priority
             self._moves[id_] = move
             self._engine.add(again)
 
 
 class PredictionFeed:
-    """Puts predictions on requests as they are added, and teaches whoever makes them; nothing if nobody does."""
+    """Puts predictions on requests as they are added, and teaches their source; does nothing without one."""
 
     def __init__(
         self, lengths: LengthSource | None, requests: Iterable[TraceRequest], max_model_len: int
@@ -176,33 +327,8 @@ class PredictionFeed:
             self._lengths.ended(request, finished=finished)
 
 
-class RequestMaker(Protocol):
-    """An engine of which requests are made before they are added."""
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens that prompt and answer may have together."""
-        ...
-
-    def make_request(
-        self,
-        request_id: str,
-        prompt: Sequence[int],
-        output_tokens: int,
-        hints: Hints | None = None,
-        *,
-        own_stop: bool = False,
-    ) -> Any:
-        """vLLM's request, as `stepped_engine.core_request`."""
-        ...
-
-    def token_ids(self, prompt: str) -> list[int]:
-        """The tokens of a text."""
-        ...
-
-
 def made_requests(
-    engine: RequestMaker, requests: Iterable[TraceRequest], seed: int | str, *, own_stops: bool
+    engine: SteppedEngine, requests: Iterable[TraceRequest], seed: int | str, *, own_stops: bool
 ) -> list[tuple[TraceRequest, Any]]:
     """Each request with the engine's own, of its priority, made ahead of time as the API server's process would.
 
@@ -256,18 +382,3 @@ def prompt_ids(request: TraceRequest, seed: int | str) -> list[int]:
     missing = max(0, request.input_tokens - len(ids))
     ids += random.Random(f"{seed} request {request.id}").choices(VOCABULARY, k=missing)
     return ids[: request.input_tokens]
-
-
-def _since(record: Record, origin_s: float) -> Record:
-    """The record with its times counted from `origin_s`."""
-
-    def moved(time_s: float | None) -> float | None:
-        return None if time_s is None else time_s - origin_s
-
-    return replace(
-        record,
-        arrival_s=record.arrival_s - origin_s,
-        first_scheduled_s=moved(record.first_scheduled_s),
-        first_token_s=moved(record.first_token_s),
-        finished_s=moved(record.finished_s),
-    )

@@ -11,19 +11,17 @@ from bench.gain.fastserve_real import (
     AMPLE,
     FASTSERVE,
     SHORT,
-    STOCK,
     Measured,
-    Prepared,
-    Run,
     gains,
     main,
     markdown,
     stream,
     who_pays,
 )
-from bench.serving_engine import Served
+from bench.real_runs import STOCK, Prepared, Run
 from bench.side_by_side import compared
 from headway.errors import ConfigError
+from headway.lab.real_engine import Served
 
 
 def served(number: int, output_tokens: int, jct_s: float) -> Served:
@@ -33,9 +31,12 @@ def served(number: int, output_tokens: int, jct_s: float) -> Served:
 @pytest.fixture
 def measured(tmp_path: Path) -> Measured:
     """Of streams of 2 s, at a capacity of 10 requests a second."""
-    found = Prepared(seconds=2.0, capacity_rps=10.0, asynchronous=False)
-    (tmp_path / "short-prepared.json").write_bytes(msgspec.json.encode(found))
-    return Measured(tmp_path, SHORT, 2.0)
+    found = Measured(tmp_path, SHORT, 2.0)
+    found.open()
+    (tmp_path / "prepared.json").write_bytes(
+        msgspec.json.encode(Prepared(capacity_rps=10.0, asynchronous=False))
+    )
+    return found
 
 
 def test_who_pays_is_by_quarter_of_the_answers_and_by_request() -> None:
@@ -51,20 +52,20 @@ def test_who_pays_is_by_quarter_of_the_answers_and_by_request() -> None:
 def test_gains_are_stock_over_own_in_the_mean_and_own_over_stock_in_the_tail() -> None:
     found = gains([4.0, 8.0], [1.0, 2.0])
     assert (found["mean_gain"], found["p99_ratio"]) == pytest.approx((4.0, 1.99 / 7.96), rel=1e-3)
-    assert found[STOCK]["mean_jct_s"] == 6.0
-    assert found[FASTSERVE]["mean_jct_s"] == 1.5
+    assert found[STOCK.name]["mean_jct_s"] == 6.0
+    assert found[FASTSERVE.name]["mean_jct_s"] == 1.5
 
 
 def test_a_stream_is_the_same_for_both_and_tells_nobody_the_lengths(measured: Measured) -> None:
-    requests = measured.requests(Run(SHORT, STOCK, 8, 0.5, 1))
-    assert requests == measured.requests(Run(SHORT, FASTSERVE, 256, 0.5, 1)) == stream(5.0, 10, 1)
-    assert requests != measured.requests(Run(SHORT, STOCK, 8, 0.5, 2))
+    requests = measured.requests(Run(STOCK, "", 8, 0.5, 1))
+    assert requests == measured.requests(Run(FASTSERVE, "", 256, 0.5, 1)) == stream(5.0, 10, 1)
+    assert requests != measured.requests(Run(STOCK, "", 8, 0.5, 2))
     assert {request.max_output_tokens for request in requests} == {512}
 
 
 def test_nothing_of_headway_is_on_stocks_engine() -> None:
     stock, own = SHORT.of(STOCK), SHORT.of(FASTSERVE)
-    assert stock.flags() == own.flags()
+    assert stock.vllm_flags() == own.vllm_flags()
     assert stock.settings().host_kv is None
     assert own.settings().host_kv is not None
     # Without host memory one engine is as good as the other.
@@ -73,7 +74,7 @@ def test_nothing_of_headway_is_on_stocks_engine() -> None:
 
 def test_both_systems_at_a_load_and_seed_serve_together() -> None:
     runs = [
-        Run(SHORT, system, seats, load, seed)
+        Run(system, "", seats, load, seed)
         for system in (STOCK, FASTSERVE)
         for seats in (16, 256)
         for load in (0.5, 1.0)
@@ -86,11 +87,9 @@ def test_both_systems_at_a_load_and_seed_serve_together() -> None:
 
 
 def test_streams_of_another_length_are_not_mixed_in(measured: Measured) -> None:
-    assert measured.prepared.capacity_rps == 10.0
-    with pytest.raises(
-        ConfigError, match=r"holds streams of 2 s; accepted: the same --seconds, or another folder"
-    ):
-        _ = Measured(measured.out, SHORT, 3.0).prepared
+    measured.open()
+    with pytest.raises(ConfigError, match=r"another bench \(seconds was 2.0, now 3.0\); give another folder"):
+        Measured(measured.out, SHORT, 3.0).open()
 
 
 @pytest.mark.parametrize("option", ["--seconds", "--seeds"])

@@ -8,14 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.gain.gpu_engine import GpuRun, StepTime, alike, beyond_sheet, llama_folder
+from bench.gain.gpu_engine import StepTime, alike, beyond_sheet, llama_folder
 from bench.gain.gpu_real import FACTS, Facts, Study, against_sheet, measure, options, report, study_of
 from bench.gain.regret_workloads import MACHINES
-from bench.serving_engine import Served
+from bench.real_runs import KeptRun
 from headway.core.batch_shape import MOST_GRAPHED_TOKENS, BatchShape
 from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.real_engine import Served
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import StepSeconds
 from headway.sim.simulation import simulate
@@ -58,7 +59,7 @@ def keep_runs(found: Study) -> None:
             )
             for at, request in enumerate(found.stream(run.load, run.seed, run.kind))
         ]
-        kept = GpuRun(served=served, counters={"pauses": 3}, schedule_s=[0.001, 0.002, 0.003])
+        kept = KeptRun(served=served, counters={"pauses": 3}, schedule_s=[0.001, 0.002, 0.003])
         run.file(found.out).write_bytes(msgspec.json.encode(kept))
 
 

@@ -14,43 +14,46 @@ import msgspec
 import pytest
 
 from bench.figures import GOODPUT, MEAN_JCT, Runs
-from bench.gain.broken_predictions import REFERENCES, Change, GovernorWatch, wrong_by
+from bench.gain.broken_predictions import REFERENCES, Change
 from bench.gain.headway_real import BROKEN_KINDS, CellRuns, cell_figures, markdown, options, plan_of, verdicts
 from bench.gain.headway_real_runs import (
-    CONTROL,
-    PRIORITY,
-    STOCK,
     SWEEP_SEED,
     SYSTEMS,
-    Contender,
-    Engine,
-    Kept,
-    Memory,
+    Measured,
     Plan,
-    Prepared,
-    Run,
+    at_capacity,
     best_seats,
     governor_of,
-    kept,
     measure,
-    records,
-    serve,
+    memory,
     side_by_side,
+    simulated_capacity_rps,
     stock_name,
     taught,
 )
-from bench.serving_engine import EngineTime, Served, ServingEngine, WallTime
+from bench.real_runs import (
+    CONTROL,
+    PRIORITY,
+    STOCK,
+    Contender,
+    KeptRun,
+    Run,
+    SimulatedEngine,
+    do_run,
+    kept,
+    records,
+)
 from bench.side_by_side import EngineProcess, Gauge, Lane, do_in_turn, measure_side_by_side, placed
-from bench.streams import INTERACTIVE, NONE, ONE, PATIENT, TAUGHT, TWO, estimates_of, lessons, untaught_stream
+from bench.streams import INTERACTIVE, NONE, ONE, PATIENT, TAUGHT, TWO, lessons, untaught_stream
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.engine.kv.host import HostKv
-from headway.engine.settings import EngineSettings
+from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import ConfigError
+from headway.lab.real_engine import EngineClock, Served, WallTime
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
 from headway.results import Summary, summarize
-from headway.sim.lengths import GivenLengths
 
 NUMBERS = count()
 """Names for records, of which no two of a run may share one."""
@@ -104,9 +107,7 @@ def test_who_was_given_up_is_not_answered() -> None:
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     """Two seeds of two loads at 10 requests a second, with a sweep whose mean JCT is best at 16 and 32 seats."""
-    prepared = Prepared(
-        seconds=4.0,
-        memory=Memory(96),
+    prepared = Measured(
         capacity_rps=10.0,
         capacity_seats=64,
         light=light(),
@@ -114,7 +115,6 @@ def plan(tmp_path: Path) -> Plan:
         tokens_a_step=2048,
         num_blocks=96,
     )
-    (tmp_path / "prepared.json").write_bytes(msgspec.json.encode(prepared))
     made = Plan(
         out=tmp_path,
         seconds=4.0,
@@ -123,8 +123,10 @@ def plan(tmp_path: Path) -> Plan:
         kinds=(NONE, ONE, TWO),
         systems=SYSTEMS,
         policy="predicted",
-        memory=Memory(96),
+        engine=memory(96),
     )
+    made.open()
+    (tmp_path / "prepared.json").write_bytes(msgspec.json.encode(prepared))
     for run in made.sweep():
         jct_s = {4: 9.0, 8: 4.0, 16: 3.0, 32: 3.0, 64: 9.5}[run.seats]
         served = [
@@ -139,7 +141,7 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def write(run: Run, served: list[Served], out: Path) -> None:
-    run.file(out).write_bytes(msgspec.json.encode(Kept(served=served)))
+    run.file(out).write_bytes(msgspec.json.encode(KeptRun(served=served)))
 
 
 def test_stock_is_best_by_the_metric_that_is_compared(plan: Plan) -> None:
@@ -238,23 +240,24 @@ def test_all_systems_of_a_seed_and_load_get_the_same_stream(plan: Plan) -> None:
     assert {request.slo for request in two} == set(plan.targets.classes)
 
 
-@pytest.mark.parametrize("other", [{"seconds": 5.0}, {"memory": Memory(0)}, {"memory": Memory(96, 0.25)}])
+@pytest.mark.parametrize("other", [{"seconds": 5.0}, {"engine": memory(0)}, {"engine": memory(96, 0.25)}])
 def test_runs_of_another_kind_are_not_mixed(plan: Plan, other: dict[str, object]) -> None:
+    plan.open()
     with pytest.raises(ConfigError, match="another folder"):
-        _ = replace(plan, **other).prepared  # type: ignore[arg-type]
+        replace(plan, **other).open()  # type: ignore[arg-type]
 
 
 def test_stock_has_nothing_on_the_host() -> None:
-    memory = Memory(96, 0.25)
-    assert memory.of(STOCK) == memory.of(PRIORITY) == Memory(96)
-    assert memory.of(taught("headway")) is memory
-    assert memory.settings().host_kv == HostKv(gib=0.25)
-    assert Memory(96).settings().host_kv is None
+    roomy = memory(96, 0.25)
+    assert roomy.of(STOCK) == roomy.of(PRIORITY) == memory(96)
+    assert roomy.of(taught("headway")) is roomy
+    assert roomy.settings().host_kv == HostKv(gib=0.25)
+    assert memory(96).settings().host_kv is None
 
 
 def test_a_run_is_kept_and_read_back(tmp_path: Path) -> None:
     run = Run(Contender("predicted, steps x 3", "predicted", predictor=TAUGHT, steps=3.0), TWO, 8, 1.2, 1)
-    found = Kept(
+    found = KeptRun(
         served=[Served(0, 3, 0.0, 0.1, 0.2), Served(1, 0, 0.0, None, 0.2, "headway:shed")],
         counters={"steps": 4},
         changes=[Change(0.0, "predictions")],
@@ -265,12 +268,12 @@ def test_a_run_is_kept_and_read_back(tmp_path: Path) -> None:
 
 
 def test_what_the_governor_did_is_counted_over_all_runs() -> None:
-    one = Kept(
+    one = KeptRun(
         served=[Served(0, 3, 0.0, 0.1, 10.0)],
         counters={"planned_steps": 100, "distrusting_steps": 25, "steps": 100},
         changes=[Change(0.0, "no lengths"), Change(2.5, "predictions")],
     )
-    other = Kept(served=[Served(0, 3, 0.0, 0.1, 4.0)], changes=[Change(0.0, "predictions")])
+    other = KeptRun(served=[Served(0, 3, 0.0, 0.1, 4.0)], changes=[Change(0.0, "predictions")])
     found = governor_of([one, other])
     assert found["counters"] == {
         "planned_steps": 100,
@@ -426,42 +429,38 @@ def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:
 )
 def test_the_simulator_serves_whom_the_engine_serves(contender: Contender) -> None:
     costs = calibration("a100-80g", model_shape("mistralai/Mistral-7B-v0.1"))
-    engine = Engine(costs, Memory(96, 0.25), num_blocks=96, tokens_a_step=2048, asynchronous=False)
+    engine = SimulatedEngine(memory(96, 0.25), costs, num_blocks=96, tokens_a_step=2048, asynchronous=False)
     requests = untaught_stream(20.0, 2.0, seed=1)
-    found = engine.records(Run(contender, NONE, 4, 1.0, 1), requests)
+    found = engine.records(Run(contender, NONE, 4, 1.0, 1), requests, max_output_tokens=1024)
     assert sorted(record.id for record in found) == sorted(request.id for request in requests)
     assert {record.outcome for record in found} == {Outcome.FINISHED}
 
 
 def test_the_simulated_engine_is_as_fast_as_the_one_that_loads_go_by(plan: Plan) -> None:
     costs = calibration("a100-80g", model_shape("mistralai/Mistral-7B-v0.1"))
-    engine = Engine(costs, Memory(96), num_blocks=96, tokens_a_step=2048, asynchronous=False)
+    engine = SimulatedEngine(memory(96), costs, num_blocks=96, tokens_a_step=2048, asynchronous=False)
     found = msgspec.structs.replace(plan.prepared, capacity_rps=3.0, capacity_seats=16)
-    assert engine.capacity_rps(16) != pytest.approx(3.0, rel=0.1)
-    assert engine.at_capacity(found).capacity_rps(16) == pytest.approx(3.0)
+    assert simulated_capacity_rps(engine, 16) != pytest.approx(3.0, rel=0.1)
+    assert simulated_capacity_rps(at_capacity(engine, found), 16) == pytest.approx(3.0)
 
 
 @pytest.mark.engine
 @pytest.mark.long
 def test_stock_and_a_policy_that_is_told_wrongly_answer_everything() -> None:
     requests = untaught_stream(20.0, 0.5, seed=1)
-    with Memory(96).serving() as engine:
-        stock = [
-            serve(engine, WallTime(), run=Run(each, TWO, 8, 1.0, 1), requests=requests)
-            for each in (STOCK, PRIORITY)
+    wrong = Contender("x", "predicted", predictor="broken:way=random", steps=3.0)
+    with memory(96).serving() as engine:
+        found = [
+            do_run(engine, WallTime(), run=Run(each, TWO, 8, 1.0, 1), requests=requests)
+            for each in (STOCK, PRIORITY, wrong)
         ]
-        assert engine.policy is None
-        engine.use(EngineSettings(policy="predicted", batch_width=8), mistaken=wrong_by(3.0))
-        watch = GovernorWatch(engine.policy)
-        said = GivenLengths(estimates_of("broken:way=random", requests, 1))
-        own = engine.serve(requests, 1, lengths=said, own_stops=True, after_step=watch.look)
-        counters = engine.counters
-    for served in (stock[0].served, stock[1].served, own):
-        assert len(served) == len(requests)
-        assert all(each.output_tokens and not each.given_up for each in served)
-    assert not stock[0].counters
-    assert counters["planned_steps"] == counters["distrusting_steps"] > 0
-    assert [change.goes_by for change in watch.changes] == ["no lengths"]
+    for run in found:
+        assert len(run.served) == len(requests)
+        assert all(each.output_tokens and not each.given_up for each in run.served)
+    assert not found[0].counters
+    own = found[2]
+    assert own.counters["planned_steps"] == own.counters["distrusting_steps"] > 0
+    assert [change.goes_by for change in own.changes] == ["no lengths"]
 
 
 @pytest.mark.engine
@@ -471,10 +470,10 @@ def test_two_engines_live_side_by_side_and_take_turns() -> None:
     # Minutes between some arrivals, which nobody waits for.
     drawn = untaught_stream(20.0, 0.5, seed=1)
     requests = [replace(each, arrival_s=each.arrival_s * 1000) for each in drawn]
-    with EngineProcess(Memory(96)) as stock, EngineProcess(Memory(96, 0.25)) as own:
+    with EngineProcess(memory(96)) as stock, EngineProcess(memory(96, 0.25)) as own:
         for seed in range(2):
             runs = [Run(STOCK, "", 8, 1.0, seed), Run(taught("headway"), TWO, 8, 1.0, seed)]
-            works = [partial(serve, run=run, requests=requests) for run in runs]
+            works = [partial(do_run, run=run, requests=requests) for run in runs]
             theirs, ours = (run.result() for run in do_in_turn([stock, own], works))
             assert len(theirs.served) == len(ours.served) == len(requests)
             assert not theirs.counters
@@ -485,7 +484,7 @@ def test_two_engines_live_side_by_side_and_take_turns() -> None:
             # A run that fails ends its turn, and the engines go on.
             without = [replace(requests[0], prompt=None)]
             failed, whole = do_in_turn(
-                [stock, own], [partial(serve, run=runs[0], requests=without), works[1]]
+                [stock, own], [partial(do_run, run=runs[0], requests=without), works[1]]
             )
             assert isinstance(failed.exception(), ConfigError)
             assert len(whole.result().served) == len(requests)
@@ -496,15 +495,15 @@ def test_two_engines_live_side_by_side_and_take_turns() -> None:
 @pytest.mark.timeout(600)
 def test_the_machines_speed_is_taken_before_each_group_and_clocks_go_by_it() -> None:
     requests = untaught_stream(20.0, 0.5, seed=1)
-    found: list[Kept] = []
-    lane = Lane(Memory(96), partial(serve, run=Run(STOCK, "", 8, 1.0, 0), requests=requests), found.append)
-    gauge = Gauge(Memory(96), rate_of_nothing, first_rate=4.0)
+    found: list[KeptRun] = []
+    lane = Lane(memory(96), partial(do_run, run=Run(STOCK, "", 8, 1.0, 0), requests=requests), found.append)
+    gauge = Gauge(memory(96), rate_of_nothing, first_rate=4.0)
     said: list[str] = []
     measure_side_by_side([[lane], [lane]], said.append, gauge)
     assert [each.speed for each in found] == [0.5, 0.5]
     assert all("0.50 times as fast" in each for each in said)
 
 
-def rate_of_nothing(engine: ServingEngine, clock: EngineTime) -> float:
+def rate_of_nothing(engine: SteppedEngine, clock: EngineClock) -> float:
     """At a rate of 2, by a clock that goes as the machine's."""
     return 2.0 * clock.speed

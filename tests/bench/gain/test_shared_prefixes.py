@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gain.shared_prefixes import STOCK, cell
+from bench.gain.shared_prefixes import cell
+from bench.real_runs import STOCK
 from bench.streams import TURNS, conversations
 from headway.lab.real_engine import prompt_ids
 from tests.strategies import FEW
@@ -37,7 +38,7 @@ def test_so_many_turns_a_second_come() -> None:
 
 
 def test_a_gain_is_of_all_seeds_requests_together() -> None:
-    found = {(STOCK, 0.8): [[4.0, 2.0], [6.0]], ("headway", 0.8): [[1.0, 3.0], [2.0]]}
+    found = {(STOCK.name, 0.8): [[4.0, 2.0], [6.0]], ("headway", 0.8): [[1.0, 3.0], [2.0]]}
     own = cell(found, "headway", 0.8)
     assert (own["mean_jct_s"], own["by_seed"], own["gain"]) == (2.0, [2.0, 2.0], 2.0)
-    assert cell(found, STOCK, 0.8)["gain"] == 1.0
+    assert cell(found, STOCK.name, 0.8)["gain"] == 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
@@ -16,12 +16,15 @@ from headway.engine.servers.vllm_flags import parse_vllm_flags
 from headway.engine.settings import EngineSettings
 from headway.engine.step.step_model import graphed_tokens
 from headway.errors import ConfigError, HeadwayError
+from headway.policies.policy import Policy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
 
 Hints = dict[str, object]
+StockPolicy = Literal["fcfs", "priority"]
+"""vLLM's own `--scheduling-policy`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,8 +32,8 @@ class EngineSizes:
     """What the engine reports of itself; `num_blocks` counts usable KV blocks, without vLLM's null block.
 
     `kv_bytes_per_token` is of the whole instance, all its workers together. `asynchronous`: whether it is scheduled so
-    where it is served; stepped by hand it is not. `windowed_capacity_tokens` is vLLM's own count of the tokens that
-    fit, of a model whose groups of layers keep different tokens; 0 of others.
+    where it is served. `windowed_capacity_tokens` is vLLM's own count of the tokens that fit, of a model whose groups
+    of layers keep different tokens; 0 of others.
     """
 
     block_size: int
@@ -67,26 +70,39 @@ class SteppedStep:
 
 
 class SteppedEngine:
-    """vLLM's engine core in this process, its workers where serving has them; `step` is one turn of its loop.
+    """vLLM's engine core in this process, its workers where serving has them; a turn is one of its loop.
 
-    Requests are handed to the core as token ids, as the process behind an API server gets them. Scheduling is
-    synchronous, so a step's start and end are those of its own work. While idle, the scheduler can be put in
-    anew under another policy; the model stays loaded.
+    Requests are handed to the core as token ids, as the process behind an API server gets them. While the engine is
+    idle a new scheduler can be put in, Headway's under another policy or vLLM's own; the model stays loaded. `core` is
+    vLLM's engine core itself.
     """
 
-    def __init__(self, model: str, vllm_flags: Sequence[str] = (), settings: EngineSettings | None = None):
+    def __init__(
+        self,
+        model: str,
+        vllm_flags: Sequence[str] = (),
+        settings: EngineSettings | None = None,
+        *,
+        as_served: bool = False,
+    ):
         """Start it as `headway serve` would: 10 s and more.
 
-        Raises ConfigError for a model, policy or flag that is not accepted, or if the engine does not start.
+        Scheduling is synchronous, so that a step's start and end are those of its own work; with `as_served` it is as
+        vLLM chooses, and steps are not timed. Raises ConfigError for a model, policy or flag that is not accepted, or
+        if the engine does not start.
         """
         settings = settings or EngineSettings()
-        self._core = start_core(model, vllm_flags, settings, asynchronous=False)
-        if self._core.batch_queue is not None:
+        self.core: Any = start_core(model, vllm_flags, settings, asynchronous=None if as_served else False)
+        if self.core.batch_queue is not None and not as_served:
             self.close()
             raise ConfigError(
                 "several steps in flight cannot be timed one by one; use --pipeline-parallel-size 1"
             )
-        self._served_asynchronously = not is_cpu_build() and not _is_synchronous(vllm_flags)
+        self._served_asynchronously = (
+            bool(self.core.vllm_config.scheduler_config.async_scheduling)
+            if as_served
+            else not is_cpu_build() and not _is_synchronous(vllm_flags)
+        )
         self._scheduled: Any = None
         self._schedule_s = 0.0
         self._serial = 0
@@ -94,8 +110,8 @@ class SteppedEngine:
 
     @property
     def sizes(self) -> EngineSizes:
-        """EngineSizes and limits of this engine."""
-        config, pool = self._core.vllm_config, self.scheduler.kv_cache_manager.block_pool
+        """Sizes and limits of this engine."""
+        config, pool = self.core.vllm_config, self.scheduler.kv_cache_manager.block_pool
         parallel = config.parallel_config
         return EngineSizes(
             block_size=self.scheduler.block_size,
@@ -115,36 +131,63 @@ class SteppedEngine:
     @property
     def max_model_len(self) -> int:
         """Tokens that prompt and answer may have together."""
-        return int(self._core.vllm_config.model_config.max_model_len)
+        return int(self.core.vllm_config.model_config.max_model_len)
 
     @property
     def worker_pids(self) -> list[int]:
-        """As `core_worker_pids`, of this engine."""
-        return core_worker_pids(self._core)
+        """The processes of the workers; none where the worker is in this one."""
+        return [worker.proc.pid for worker in getattr(self.core.model_executor, "workers", ())]
 
     @property
     def scheduler(self) -> Any:
         """Headway's scheduler, as the core has it."""
-        return self._core.scheduler
+        return self.core.scheduler
+
+    @property
+    def policy(self) -> Policy | None:
+        """Headway's policy as it stands; None under vLLM's own scheduler."""
+        guard = getattr(self.scheduler, "guard", None)
+        return None if guard is None else guard.policy
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Headway's totals since the scheduler was put in; none under vLLM's own."""
+        counters = getattr(self.scheduler, "counters", None)
+        return {} if counters is None else dict(counters.flat())
 
     @property
     def busy(self) -> bool:
-        """Whether a step would have something to do."""
-        return bool(self.scheduler.has_requests())
+        """Whether a turn would have something to do."""
+        return bool(self.scheduler.has_requests() or self.core.batch_queue)
 
-    def schedule_with(self, settings: EngineSettings) -> None:
-        """Put in a new scheduler with an empty prefix cache; the engine must be idle. Takes milliseconds."""
+    def schedule_with(self, settings: EngineSettings, max_num_seqs: int | None = None) -> None:
+        """Put in a new scheduler with an empty prefix cache; the engine must be idle. Takes milliseconds.
+
+        `max_num_seqs` None: requests that pause have all the slots that the workers have.
+        """
+        self.core.vllm_config.additional_config = {"headway": asdict(settings)}
+        self._put_in(max_num_seqs)
+
+    def schedule_with_stock(self, policy: StockPolicy, max_num_seqs: int | None = None) -> None:
+        """Put in vLLM's own scheduler, with nothing of Headway in it; the engine must be without host memory."""
+        config = self.core.vllm_config.scheduler_config
+        assert self.core.vllm_config.kv_transfer_config is None, "stock vLLM does not know Headway's copies"
+        before = config.scheduler_cls, config.policy
+        config.scheduler_cls, config.policy = None, policy
+        try:
+            self._put_in(max_num_seqs)
+        finally:
+            config.scheduler_cls, config.policy = before
+
+    def _put_in(self, max_num_seqs: int | None) -> None:
         assert not self.busy
-        config, old = self._core.vllm_config, self.scheduler
-        config.additional_config = {"headway": asdict(settings)}
-        self._core.scheduler = config.scheduler_config.get_scheduler_cls()(
-            vllm_config=config,
-            kv_cache_config=old.kv_cache_config,
-            structured_output_manager=self._core.structured_output_manager,
-            log_stats=False,
-            block_size=old.block_size,
-            hash_block_size=old.hash_block_size,
-        )
+        config = self.core.vllm_config.scheduler_config
+        slots = config.max_num_seqs
+        config.max_num_seqs = max_num_seqs or slots
+        try:
+            put_in_scheduler(self.core)
+        finally:
+            config.max_num_seqs = slots
         self._listen()
 
     def fresh_id(self) -> str:
@@ -161,23 +204,55 @@ class SteppedEngine:
         *,
         own_stop: bool = False,
     ) -> Any:
-        """As `core_request`, of this engine."""
-        return core_request(self._core, request_id, prompt, output_tokens, hints, own_stop=own_stop)
+        """vLLM's request for exactly so many greedy tokens; with `own_stop` at most so many, until the model stops.
+
+        Its blocks are hashed now, not when it is added. It arrives now; `arrival_time` (wall clock) may be set until
+        it is added.
+        """
+        from vllm.sampling_params import SamplingParams
+        from vllm.v1.request import Request
+
+        sampling = SamplingParams(
+            max_tokens=output_tokens, ignore_eos=not own_stop, temperature=0.0, extra_args=hints or None
+        )
+        if own_stop:
+            model = self.core.vllm_config.model_config
+            stops = model.try_get_generation_config()
+            sampling.update_from_generation_config(stops, self._tokenizer().eos_token_id)
+        return Request(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            sampling_params=sampling,
+            pooling_params=None,
+            block_hasher=self.core.request_block_hasher,
+        )
 
     def token_ids(self, prompt: str) -> list[int]:
-        """As `prompt_tokens`, of this engine's model."""
-        return prompt_tokens(self._core, prompt)
+        """The tokens of a text as the completions API makes them."""
+        ids: list[int] = self._tokenizer().encode(prompt)
+        return ids
+
+    def _tokenizer(self) -> Any:
+        from vllm.tokenizers import cached_tokenizer_from_config
+
+        return cached_tokenizer_from_config(self.core.vllm_config.model_config)
 
     def add(self, request: Any) -> None:
         """Queue a request made by `make_request`."""
-        self._core.add_request(request)
+        self.core.add_request(request)
+
+    def turn(self) -> list[Any]:
+        """Take one turn of the engine's loop; vLLM's output for each request that has any."""
+        self._scheduled = None
+        outputs, _ = self.core.step_fn()
+        return [output for of_client in (outputs or {}).values() for output in of_client.outputs]
 
     def step(self) -> SteppedStep | None:
-        """Take one turn of the engine's loop; None if nothing was computed in it."""
-        self._scheduled = None
-        waited_s = self.scheduler.counters.copy_wait_s
+        """Take one turn under Headway's scheduler, timed; None if nothing was computed in it."""
+        counters = self.scheduler.counters
+        waited_s = counters.copy_wait_s
         started = time.perf_counter()
-        self._core.step_fn()
+        self.turn()
         seconds = time.perf_counter() - started
         output = self._scheduled
         if output is None or not output.total_num_scheduled_tokens:
@@ -186,7 +261,7 @@ class SteppedEngine:
             shape=_shape(output),
             seconds=seconds,
             schedule_s=self._schedule_s,
-            copy_wait_s=self.scheduler.counters.copy_wait_s - waited_s,
+            copy_wait_s=counters.copy_wait_s - waited_s,
         )
 
     def hear_records(self, on_record: Callable[[Record], None]) -> None:
@@ -203,12 +278,12 @@ class SteppedEngine:
 
     def on_workers(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What `function(worker, *args)` returns on each worker; it must be importable there."""
-        answers: list[Any] = self._core.collective_rpc(function, args=args)
+        answers: list[Any] = self.core.collective_rpc(function, args=args)
         return answers
 
     def close(self) -> None:
         """Stop the workers and free the device."""
-        self._core.shutdown()
+        self.core.shutdown()
 
     def _listen(self) -> None:
         """Keep each step's scheduler output, and how long it took to make."""
@@ -278,55 +353,17 @@ def _reason(error: Exception) -> str:
     return lines[0] if made_for_people else f"{type(error).__name__}: {lines[0]}"
 
 
-def core_worker_pids(core: Any) -> list[int]:
-    """The processes of an engine core's workers; none where the worker is in this one."""
-    return [worker.proc.pid for worker in getattr(core.model_executor, "workers", ())]
-
-
-def core_request(
-    core: Any,
-    request_id: str,
-    prompt: Sequence[int],
-    output_tokens: int,
-    hints: Hints | None = None,
-    *,
-    own_stop: bool = False,
-) -> Any:
-    """vLLM's request for exactly so many greedy tokens; with `own_stop` at most so many, until the model stops.
-
-    Its blocks are hashed now, not when it is added. It arrives now; `arrival_time` (wall clock) may be set until
-    it is added.
-    """
-    from vllm.sampling_params import SamplingParams
-    from vllm.v1.request import Request
-
-    sampling = SamplingParams(
-        max_tokens=output_tokens, ignore_eos=not own_stop, temperature=0.0, extra_args=hints or None
+def put_in_scheduler(core: Any) -> None:
+    """Replace the scheduler of an idle engine core by a new one, as the core's configuration says now."""
+    config, old = core.vllm_config, core.scheduler
+    core.scheduler = config.scheduler_config.get_scheduler_cls()(
+        vllm_config=config,
+        kv_cache_config=old.kv_cache_config,
+        structured_output_manager=core.structured_output_manager,
+        log_stats=False,
+        block_size=old.block_size,
+        hash_block_size=old.hash_block_size,
     )
-    if own_stop:
-        model = core.vllm_config.model_config
-        sampling.update_from_generation_config(
-            model.try_get_generation_config(), _tokenizer(core).eos_token_id
-        )
-    return Request(
-        request_id=request_id,
-        prompt_token_ids=list(prompt),
-        sampling_params=sampling,
-        pooling_params=None,
-        block_hasher=core.request_block_hasher,
-    )
-
-
-def prompt_tokens(core: Any, prompt: str) -> list[int]:
-    """The tokens of a text as the completions API makes them."""
-    ids: list[int] = _tokenizer(core).encode(prompt)
-    return ids
-
-
-def _tokenizer(core: Any) -> Any:
-    from vllm.tokenizers import cached_tokenizer_from_config
-
-    return cached_tokenizer_from_config(core.vllm_config.model_config)
 
 
 def _shape(output: Any) -> BatchShape:

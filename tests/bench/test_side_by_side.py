@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from bench import serving_engine
-from bench.serving_engine import TURN_S, TurnTime
+from bench import side_by_side
+from bench.side_by_side import TURN_S, TurnTime
 
 
 class Machine:
@@ -48,7 +48,7 @@ def stands_still(pid: int, *, still: bool) -> bool:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine]:
     made = Machine()
-    monkeypatch.setattr(serving_engine, "time", made)
+    monkeypatch.setattr(side_by_side, "time", made)
     with Popen([sys.executable, "-c", "input()"], stdin=PIPE) as worker:
         made.worker_pid = worker.pid
         try:
