@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 
+from bench.gain.on_time_oracle import on_time_policy
 from bench.gain.regret_workloads import (
     CLASSES,
     DRAWN,
@@ -35,7 +36,6 @@ from headway.predict.lengths.choice import DEFAULT_PREDICTOR
 from headway.predict.lengths.choice import NONE as NO_PREDICTOR
 from headway.results.metrics import ends, jct_s, met_targets
 from headway.sim.killed_steps import KILLING_ROWS
-from headway.sim.oracles import on_time_policy
 from headway.sim.simulation import PolicyFactory, simulate
 from headway.traces import TraceRequest
 

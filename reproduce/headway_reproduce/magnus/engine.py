@@ -18,7 +18,6 @@ from headway.predict.steps.batch_time import BatchRow, BatchTimeModel
 from headway.predict.steps.calibration import Calibration, StepSeconds
 from headway.predict.steps.hardware import catalogue, hardware
 from headway.sim.clock import Clock, EventLoop
-from headway.sim.static_batches import StaticInstance
 from headway_reproduce.magnus.setting import (
     CAPACITY_TOKENS,
     HARDWARE,
@@ -31,6 +30,7 @@ from headway_reproduce.magnus.setting import (
     VS_BATCH,
     VSQ,
 )
+from headway_reproduce.magnus.static_batches import StaticInstance
 
 _NO_NOISE = (1.0,)
 _DEQUANTISING = 0.3

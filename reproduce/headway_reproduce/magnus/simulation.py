@@ -23,7 +23,6 @@ from headway.routing.batch_queue import Choosing, Joining
 from headway.routing.magnus import BatchSettings, build_batch_queue
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System, simulate
-from headway.sim.static_batches import StaticSystem, simulate_batches
 from headway.traces import TraceRequest
 from headway_reproduce.magnus.cells import Change, MagnusRun, run_costs
 from headway_reproduce.magnus.data import (
@@ -49,6 +48,7 @@ from headway_reproduce.magnus.setting import (
     VSQ,
     VSQ_CAPACITY_TOKENS,
 )
+from headway_reproduce.magnus.static_batches import StaticSystem, simulate_batches
 
 BLOCK_TOKENS = 16
 TOKENS_A_STEP = 8192

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from bench.gain.on_time_oracle import OUTPUT_WEIGHT, OnTimeOracle, PrefillRate, on_time_policy
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
 from headway.policies.policy import Policy
 from headway.results.metrics import met_targets
-from headway.sim.oracles import OUTPUT_WEIGHT, OnTimeOracle, PrefillRate, on_time_policy
 from headway.sim.simulation import System
 from tests.sim.worlds import Linear, calibration, limits, request, run
 from tests.strategies import decoding, ids, make_job, prefilling

@@ -5,6 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from headway_reproduce.magnus.static_batches import (
+    TOO_LARGE,
+    StaticInstance,
+    StaticResult,
+    StaticSystem,
+    simulate_batches,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,13 +22,6 @@ from headway.errors import ConfigError, TraceError
 from headway.routing.batch_queue import BatchQueue
 from headway.routing.magnus import BATCH_PRESETS, BatchSettings, build_batch_queue
 from headway.sim.clock import Clock, EventLoop, Phase
-from headway.sim.static_batches import (
-    TOO_LARGE,
-    StaticInstance,
-    StaticResult,
-    StaticSystem,
-    simulate_batches,
-)
 from headway.traces import TraceRequest
 from tests.sim.worlds import Linear, request
 from tests.strategies import make_job
