@@ -26,11 +26,12 @@ from headway.engine.step.guard import GuardedPolicy
 from headway.engine.vllm.stepped_engine import SteppedEngine, StockPolicy
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.real_engine import EngineClock, Served, serve, served_rps
+from headway.lab.simulation import simulate_policy
 from headway.policies.presets import build_policy
 from headway.predict.steps.calibration import Calibration, load_cost_file, write_cost_file
 from headway.sim.lengths import GivenLengths
 from headway.sim.limits import EngineLimits
-from headway.sim.simulation import System, simulate
+from headway.sim.simulation import System
 from headway.traces import TraceRequest
 
 # ---- contenders --------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ class SimulatedEngine:
     def records(self, run: Run, requests: Sequence[TraceRequest], *, max_output_tokens: int) -> list[Record]:
         """What becomes of the stream there, its answers as long as the trace says."""
         contender = run.contender
-        return simulate(
+        return simulate_policy(
             requests,
             told_wrongly(policy_factory(contender.policy, OWN_PARTS, requests), contender.steps),
             System(limits=self._limits(contender, run.seats), calibration=self.costs),

@@ -201,7 +201,7 @@ def memory_samples(source: str, limit: int | None) -> dict[str, Any]:
         max_output_tokens=MAX_OUTPUT_TOKENS,
     )
     cpu_s = time.process_time() - started_s
-    steps = sum(totals.steps for totals in result.totals.values())
+    steps = result.total("steps")
     return {
         "trace": title(source),
         "requests": len(requests),

@@ -44,14 +44,14 @@ from headway.core.record import Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.lab.predictor_choice import length_source
 from headway.lab.processes import in_processes
+from headway.lab.simulation import simulate_policy
 from headway.policies.policy import Policy
 from headway.policies.presets import find_preset
 from headway.policies.protocols import Predicting
 from headway.predict.lengths.choice import NONE as NOBODY
 from headway.results import summarize
-from headway.sim.simulation import PolicyFactory, simulate
+from headway.sim.simulation import PolicyFactory
 from headway.traces import TraceRequest
 
 # ---- a cost model that is wrong about steps ----------------------------------------------------------
@@ -354,14 +354,14 @@ def simulated(
         records.append(record)
         watches[0].look(record.finished_s or 0.0)
 
-    result = simulate(
+    result = simulate_policy(
         trace,
         noted(build, lambda made: watches.append(GovernorWatch(made))),
         system_of(system),
         on_record=ended,
         max_output_tokens=LIMIT_TOKENS,
         seed=seed,
-        lengths=length_source(way.predictor, trace, seed),
+        lengths=way.predictor,
     )
     return records, watches[0].changes, result.end_s
 

@@ -61,16 +61,16 @@ from headway_reproduce.ascendra.real_systems import (
 from bench.command import command_line, out_option, say, stream_options
 from bench.figures import mean
 from bench.real_runs import EngineSpec, profiled
-from headway.core.record import Record
 from headway.core.slo import Slo
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import ConfigError
 from headway.lab.engine_sizes import EngineSizes, engine_limits
-from headway.lab.policy_choice import Parts, policies_of
+from headway.lab.policy_choice import Parts
+from headway.lab.simulation import simulate_policy
 from headway.predict.steps.calibration import Calibration
 from headway.results import RecordWriter, summarize
-from headway.sim.simulation import System, simulate
+from headway.sim.simulation import System
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole
 
@@ -190,11 +190,11 @@ class Simulated:
 
     def goodput(self, system: str, requests: Sequence[TraceRequest], seed: int) -> float:
         """The share of requests that meet their targets there."""
-        service, records = SERVICES[SYSTEMS[system].service], list[Record]()
+        service = SERVICES[SYSTEMS[system].service]
         policy = ASCENDRA if system == ASCENDRA else service.presets[""]
-        simulate(
+        result = simulate_policy(
             requests,
-            policies_of(policy, Parts(leaving=service.leaving), requests),
+            policy,
             System(
                 limits=engine_limits(EngineSizes(block_size=BLOCK_TOKENS), str(self.file), self.costs),
                 calibration=self.costs,
@@ -202,11 +202,11 @@ class Simulated:
                 router=SYSTEMS[system].router,
                 pools=pool_sizes(service, self.instances) if len(service.presets) > 1 else None,
             ),
-            on_record=records.append,
+            parts=Parts(leaving=service.leaving),
             max_output_tokens=max(request.output_tokens for request in requests),
             seed=seed,
         )
-        return summarize(records).goodput or 0.0
+        return summarize(result.records).goodput or 0.0
 
 
 # ---- the bench ---------------------------------------------------------------------------------------

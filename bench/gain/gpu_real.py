@@ -57,11 +57,9 @@ from headway.core.record import Record
 from headway.engine.machine import is_cpu_build, machine_name, vllm_version
 from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import ConfigError, HeadwayError
-from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.lab.predictor_choice import length_source
 from headway.lab.real_engine import served_rps
+from headway.lab.simulation import simulate_policy
 from headway.policies.presets import find_preset
-from headway.sim.simulation import simulate
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole
 
@@ -221,14 +219,13 @@ def told_records(study: Study, run: Run, kind: str) -> list[Record]:
         asynchronous=facts.asynchronous,
         host_blocks=0,
     )
-    predictor = run.contender.predictor
-    return simulate(
+    return simulate_policy(
         requests,
-        policy_factory(run.contender.policy, OWN_PARTS, requests),
+        run.contender.policy,
         replace(system, limits=limits),
         max_output_tokens=study.machine.longest_tokens,
         seed=run.seed,
-        lengths=None if predictor is None else length_source(predictor, requests, run.seed),
+        lengths=run.contender.predictor,
     ).records
 
 

@@ -25,12 +25,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 from bench.command import command_line, jobs_option, markdown_option, say
 from bench.gain.regret_workloads import DATA
 from bench.gain.routers import MACHINE, WARM_UP_SHARE, capacity_rps, window
-from headway.core.record import Record
-from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.processes import in_processes
+from headway.lab.simulation import simulate_policy
 from headway.results import summarize
 from headway.sim.limits import KvTier
-from headway.sim.simulation import System, simulate
+from headway.sim.simulation import System
 from headway.traces import TraceRequest, load_trace
 
 RECORDED, GENERATED = "agentic", "conversations"
@@ -74,17 +73,10 @@ def requests_of(workload: str, load: float, data: Path, capacity: float) -> Sequ
 def measured(run: Run, data: Path, capacity: float) -> tuple[Run, dict[str, float]]:
     """What a run came to, over the requests that came after the warm-up; the shares are over all."""
     requests = requests_of(run.workload, run.load, data, capacity)
-    records: list[Record] = []
     whole = system(TIERS[run.tier])
-    result = simulate(
-        requests,
-        policy_factory(run.policy, OWN_PARTS, requests),
-        whole,
-        on_record=records.append,
-        max_output_tokens=MACHINE.longest_tokens,
-    )
+    result = simulate_policy(requests, run.policy, whole, max_output_tokens=MACHINE.longest_tokens)
     warm_s = WARM_UP_SHARE * requests[-1].arrival_s
-    summary = summarize([record for record in records if record.arrival_s >= warm_s])
+    summary = summarize([record for record in result.records if record.arrival_s >= warm_s])
     [totals] = result.totals.values()
     prompts = sum(request.input_tokens for request in requests)
     loaded = totals.swapped_in_blocks * whole.limits.block_size

@@ -20,12 +20,13 @@ from headway.engine.settings import EngineSettings
 from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import SimulationError
 from headway.lab.engine_sizes import EngineSizes, engine_limits
-from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
+from headway.lab.policy_choice import OWN_PARTS, Parts
 from headway.lab.real_engine import serve
+from headway.lab.simulation import simulate_policy
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.fitting import quantile
 from headway.predict.steps.hardware import calibration
-from headway.sim.simulation import System, simulate
+from headway.sim.simulation import System
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 from headway.whole_file import write_whole
 
@@ -397,10 +398,11 @@ def simulated(
 ) -> TokenTimes:
     """When the tokens of the scene came under a policy, with this target for the streams."""
     requests, heard = machine.scene.requests(tbt_s, with_long=with_long, seed=seed), Heard()
-    simulate(
+    simulate_policy(
         requests,
-        policy_factory(policy, parts, requests),
+        policy,
         machine.system(),
+        parts=parts,
         on_record=heard.ended,
         max_output_tokens=max(request.output_tokens for request in requests),
         seed=seed,

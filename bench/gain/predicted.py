@@ -29,14 +29,12 @@ from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean
 
-from headway.core.record import Record
 from headway.lab.engine_sizes import EngineSizes, engine_limits
-from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.lab.predictor_choice import length_source
 from headway.lab.processes import in_processes
+from headway.lab.simulation import simulate_policy
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
-from headway.sim.simulation import System, simulate
+from headway.sim.simulation import System
 from headway.traces import Constant, Poisson, TraceRequest, Zipf, generate
 
 REQUESTS = 600
@@ -168,16 +166,15 @@ def measured(cell: Cell) -> tuple[Cell, Figures]:
 
 def simulated(trace: Sequence[TraceRequest], cell: Cell) -> Figures:
     """What one run came to."""
-    records: list[Record] = []
-    result = simulate(
+    result = simulate_policy(
         trace,
-        policy_factory(cell.policy, OWN_PARTS, trace),
+        cell.policy,
         system_of(cell.system),
-        on_record=records.append,
         max_output_tokens=LIMIT_TOKENS,
         seed=cell.seed,
-        lengths=length_source(PREDICTORS[cell.predictor], trace, cell.seed),
+        lengths=PREDICTORS[cell.predictor],
     )
+    records = result.records
     assert len(records) == len(trace), "requests were lost"
     jct_s = sorted((record.finished_s or 0.0) - record.arrival_s for record in records)
     return {

@@ -27,16 +27,16 @@ from bench.gain.regret_workloads import (
 from headway.core.cost import UnknownCost
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError
 from headway.lab.kept_runs import Kept, release
 from headway.lab.policy_choice import OWN_PARTS, Parts, code_digest, policy_factory, uses_predictions
-from headway.lab.predictor_choice import length_source
+from headway.lab.simulation import simulate_policy
 from headway.policies.presets import POOLED, Preset, find_preset, known_presets
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR
 from headway.predict.lengths.choice import NONE as NO_PREDICTOR
 from headway.results.metrics import ends, jct_s, met_targets
 from headway.sim.killed_steps import KILLING_ROWS
-from headway.sim.simulation import PolicyFactory, simulate
+from headway.sim.simulation import PolicyFactory
 from headway.traces import TraceRequest
 
 # ---- contenders: presets and clairvoyants ------------------------------------------------------------
@@ -278,12 +278,8 @@ def measure_capacity(run: CapacityRun) -> Capacity:
     """Throughput of `vllm` with everything queued at 0 s."""
     served = Served(run.workload, MACHINES[run.machine], run.data)
     backlog = served.backlog()
-    result = simulate(
-        backlog,
-        policy_factory(STOCK, OWN_PARTS, backlog),
-        served.machine.system(),
-        on_record=lambda record: None,
-        max_output_tokens=served.machine.longest_tokens,
+    result = simulate_policy(
+        backlog, STOCK, served.machine.system(), max_output_tokens=served.machine.longest_tokens
     )
     return Capacity(rps=len(backlog) / result.end_s, requests=len(backlog))
 
@@ -293,28 +289,23 @@ def measure(run: RegretRun) -> RegretResult:
     started_s = time.process_time()
     requests = run.served.window(run.rate_rps, run.spell.window_s, run.seed)
     asked = as_served(requests, run)
-    records: list[Record] = []
-    try:
-        result = simulate(
-            asked,
-            run.contender.factory(asked),
-            run.served.machine.system(),
-            on_record=records.append,
-            max_output_tokens=run.served.machine.longest_tokens,
-            seed=run.seed,
-            lengths=length_source(run.contender.predictor, asked, run.seed),
-        )
-    except HeadwayError as error:
-        where = f"{run.contender.name}, {run.workload} on {run.machine}, load {run.load:g}, seed {run.seed}"
-        raise type(error)(f"{where}: {error}") from error
-    measured = [record for record in ends(records) if record.arrival_s >= run.spell.warm_up_s]
+    result = simulate_policy(
+        asked,
+        run.contender.factory(asked),
+        run.served.machine.system(),
+        max_output_tokens=run.served.machine.longest_tokens,
+        seed=run.seed,
+        lengths=run.contender.predictor,
+        named=f"{run.contender.name}, {run.workload} on {run.machine}, load {run.load:g}, seed {run.seed}",
+    )
+    measured = [record for record in ends(result.records) if record.arrival_s >= run.spell.warm_up_s]
     return RegretResult(
         goodput={
             classes: goodput(measured, slos_of(run, requests, classes)) for classes in targeted(run.classes)
         },
         mean_jct_s=mean_jct_s(measured),
         requests=len(measured),
-        preemptions=sum(record.preemptions for record in records),
+        preemptions=sum(record.preemptions for record in result.records),
         end_s=result.end_s,
         cpu_s=round(time.process_time() - started_s, 2),
     )

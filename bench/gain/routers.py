@@ -29,11 +29,10 @@ from bench.figures import means
 from bench.gain.regret_workloads import DATA, MACHINES, Served, known_workloads
 from bench.streams import conversations
 from headway.core.record import Record
-from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.processes import in_processes
+from headway.lab.simulation import simulate_policy
 from headway.results import summarize
 from headway.results.metrics import Summary
-from headway.sim.simulation import simulate
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 MACHINE = MACHINES["h100-llama-8b"]
@@ -94,15 +93,9 @@ def window(workload: str, data: Path, rate_rps: float, seed: int) -> Sequence[Tr
 
 def served(requests: Sequence[TraceRequest], run: Run, instances: int) -> tuple[list[Record], int]:
     """All records, and the prompt tokens that prefix caches held."""
-    records: list[Record] = []
-    result = simulate(
-        requests,
-        policy_factory(run.policy, OWN_PARTS, requests),
-        replace(MACHINE.system(), instances=instances, router=run.router),
-        on_record=records.append,
-        max_output_tokens=MACHINE.longest_tokens,
-    )
-    return records, sum(totals.cached_tokens for totals in result.totals.values())
+    system = replace(MACHINE.system(), instances=instances, router=run.router)
+    result = simulate_policy(requests, run.policy, system, max_output_tokens=MACHINE.longest_tokens)
+    return result.records, result.total("cached_tokens")
 
 
 def capacity_rps(workload: str, data: Path) -> tuple[str, float]:

@@ -43,14 +43,14 @@ from bench.command import command_line
 from bench.simulator.gpu_tables import Tables, add_data_flag, lone_steps
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
-from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.simulation import simulate_policy
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import StepSeconds
 from headway.predict.steps.fitting import quantile
 from headway.predict.steps.hardware import catalogue, hardware
 from headway.sim.engine import EngineTotals
 from headway.sim.limits import EngineLimits
-from headway.sim.simulation import System, simulate
+from headway.sim.simulation import System
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 RUNS, REQUESTS = "vllm_e2e_runs.csv", "vllm_e2e_requests.csv.gz"
@@ -160,15 +160,9 @@ def judge(run: Run, prefill_factor: float) -> dict[str, Any]:
 
 def serve(requests: Sequence[TraceRequest], system: System) -> tuple[Figures, EngineTotals]:
     """Simulate the requests on one engine."""
-    records: list[Record] = []
-    result = simulate(
-        requests,
-        policy_factory(POLICY, OWN_PARTS, requests),
-        system,
-        on_record=records.append,
-        max_output_tokens=1,  # each request declares its own
-    )
-    return figures(map(simulated_timeline, records)), next(iter(result.totals.values()))
+    # Each request declares its own limit.
+    result = simulate_policy(requests, POLICY, system, max_output_tokens=1)
+    return figures(map(simulated_timeline, result.records)), next(iter(result.totals.values()))
 
 
 def system_of(run: Run, link_ratio: float | None = None) -> System:

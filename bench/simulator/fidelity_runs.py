@@ -29,9 +29,9 @@ from headway.engine.profiling.profile import Measurements, Profiler
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm.stepped_engine import EngineSizes, SteppedEngine
 from headway.errors import ConfigError
-from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source
 from headway.lab.real_engine import ServedStep, run_real
+from headway.lab.simulation import simulate_policy
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.steps.calibration import Calibration
 from headway.predict.steps.copies import TransferModel
@@ -40,7 +40,7 @@ from headway.results import read_records, summarize
 from headway.results.records import write_records
 from headway.sim.lengths import LengthSource
 from headway.sim.limits import EngineLimits
-from headway.sim.simulation import System, simulate
+from headway.sim.simulation import System
 from headway.traces import LogNormal, Poisson, TraceRequest, generate
 from headway.whole_file import write_whole
 
@@ -506,12 +506,12 @@ def simulated(
         prefix_caching=sizes.prefix_caching,
         host_blocks=(host_kv and host_kv.blocks) or 0,
     )
-    result = simulate(
+    result = simulate_policy(
         trace,
-        policy_factory(policy, OWN_PARTS, trace),
+        policy,
         System(limits=limits, calibration=calibration),
         max_output_tokens=MAX_OUTPUT_TOKENS,
         seed=seed,
         lengths=predictions(policy, trace),
     )
-    return run_of(result.records, sum(totals.steps for totals in result.totals.values()))
+    return run_of(result.records, result.total("steps"))

@@ -11,13 +11,11 @@ from typing import Generic, Protocol, TypeVar
 
 from headway.core.cost import CostModel
 from headway.core.plan import Fate, StepOutcome, StepPlan
-from headway.core.record import Record
 from headway.core.view import StepView
-from headway.errors import HeadwayError
 from headway.lab.kept_runs import FILE as FILE
 from headway.lab.kept_runs import Kept, release
 from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
-from headway.lab.simulation import fingerprint, run_info
+from headway.lab.simulation import fingerprint, run_info, simulate_policy
 from headway.lab.trace import Trace
 from headway.policies.policy import Policy
 from headway.predict.models.known_models import model_shape
@@ -25,7 +23,7 @@ from headway.predict.steps.calibration import Calibration
 from headway.predict.steps.hardware import calibration
 from headway.results import Summary, summarize
 from headway.sim.limits import EngineLimits
-from headway.sim.simulation import PolicyFactory, System, simulate
+from headway.sim.simulation import PolicyFactory, System
 from headway.traces import TraceRequest
 from headway_reproduce.study import PointFindings
 
@@ -96,27 +94,22 @@ throughput_rps = summary_key("throughput_rps")
 
 def simulate_run(run: StudyRun) -> RunResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
-    records: list[Record] = []
     meter = Meter()
     requests = _requests(run.trace, run.seed)
     build = policy_factory(run.policy, run.parts, requests)
     if run.micro_batches:
         build = micro_batched(build)
-    try:
-        result = simulate(
-            requests,
-            metered(build, meter, count_kv=run.every_step),
-            System(limits=run.limits, calibration=_costs(run)),
-            on_record=records.append,
-            max_output_tokens=run.max_output_tokens,
-            seed=run.seed,
-            shortcut=not run.every_step,
-        )
-    except HeadwayError as error:
-        raise type(error)(f"{run.policy} on {run.model}, {run.trace}, seed {run.seed}: {error}") from error
-    steps = sum(total.steps for total in result.totals.values())
-    summary = summarize(records, run=run_info(result))
-    return RunResult(summary=summary, end_s=result.end_s, steps=steps, meter=meter)
+    result = simulate_policy(
+        requests,
+        metered(build, meter, count_kv=run.every_step),
+        System(limits=run.limits, calibration=_costs(run)),
+        max_output_tokens=run.max_output_tokens,
+        seed=run.seed,
+        named=f"{run.policy} on {run.model}, {run.trace}, seed {run.seed}",
+        shortcut=not run.every_step,
+    )
+    summary = summarize(result.records, run=run_info(result))
+    return RunResult(summary=summary, end_s=result.end_s, steps=result.total("steps"), meter=meter)
 
 
 @lru_cache(maxsize=4)

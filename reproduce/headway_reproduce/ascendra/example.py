@@ -14,6 +14,7 @@ from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
+from headway.lab.simulation import simulate_policy
 from headway.policies.policy import Policy
 from headway.policies.presets import Preset, build_policy, find_preset
 from headway.predict.steps.calibration import Calibration
@@ -21,7 +22,7 @@ from headway.predict.steps.copies import TransferModel
 from headway.results.metrics import ends, ttft_s
 from headway.results.study import StudyPart, StudyTable, Value
 from headway.sim.limits import EngineLimits
-from headway.sim.simulation import Policies, PolicyFactory, System, simulate
+from headway.sim.simulation import Policies, PolicyFactory, System
 from headway.traces import TraceRequest
 
 UNIT_TOKENS = 10
@@ -121,7 +122,7 @@ def _system(pools: Mapping[str, int] | None = None) -> System:
 
 def _served(policies: Policies, system: System) -> dict[str, Fate]:
     records: list[Record] = []
-    simulate(_requests(), policies, system, on_record=records.append, max_output_tokens=1)
+    simulate_policy(_requests(), policies, system, on_record=records.append, max_output_tokens=1)
     moved = {record.id for record in records if record.outcome is Outcome.HANDED_OFF}
     return {
         record.id: Fate(record.instance, round(ttft_s(record) or 0.0, 6), record.id in moved)

@@ -14,14 +14,14 @@ from headway.core.cost import CostModel
 from headway.core.plan import StepOutcome
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
-from headway.errors import HeadwayError
 from headway.lab.policy_choice import policy_factory
+from headway.lab.simulation import simulate_policy
 from headway.lab.trace import Trace
 from headway.policies.policy import Policy
 from headway.results import summarize
 from headway.results.metrics import end_s, ends, met_targets, tbt_s, ttft_s
 from headway.routing.pools import pool_of
-from headway.sim.simulation import Policies, PolicyFactory, SimulatedRun, System, simulate
+from headway.sim.simulation import Policies, PolicyFactory, SimulatedRun, System
 from headway.traces import TraceRequest
 from headway_reproduce.ascendra.cells import AscendraRun, costs
 from headway_reproduce.ascendra.setting import Service
@@ -30,23 +30,18 @@ from headway_reproduce.study_runs import of_kind
 
 def simulate_ascendra(run: AscendraRun) -> AscendraResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
-    records: list[Record] = []
     requests = _requests(run.trace(), run.slo, run.seed)
     policies, errors = policies_of(run.service, requests), StepErrors()
-    try:
-        result = simulate(
-            requests,
-            errors.following(policies) if run.errors else policies,
-            system_of(run),
-            on_record=records.append,
-            max_output_tokens=run.case.data.longest_output,
-            seed=run.seed,
-            watch=errors.stepped if run.errors else None,
-        )
-    except HeadwayError as error:
-        where = f"{run.service.name}, {run.case}, {run.rate_rps:g} req/s, seed {run.seed}"
-        raise type(error)(f"{where}: {error}") from error
-    return replace(measure(records, _use(result)), step_errors=errors.by_minute())
+    result = simulate_policy(
+        requests,
+        errors.following(policies) if run.errors else policies,
+        system_of(run),
+        max_output_tokens=run.case.data.longest_output,
+        seed=run.seed,
+        named=f"{run.service.name}, {run.case}, {run.rate_rps:g} req/s, seed {run.seed}",
+        watch=errors.stepped if run.errors else None,
+    )
+    return replace(measure(result.records, _use(result)), step_errors=errors.by_minute())
 
 
 def system_of(run: AscendraRun) -> System:

@@ -15,14 +15,14 @@ import numpy.typing as npt
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.errors import HeadwayError
-from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.simulation import simulate_policy
 from headway.predict.steps.batch_time import BatchRow
 from headway.results.metrics import end_s, jct_s, measured
 from headway.routing.batch import Batch, BatchMember
 from headway.routing.batch_queue import Choosing, Joining
 from headway.routing.magnus import BatchSettings, build_batch_queue
 from headway.sim.limits import EngineLimits
-from headway.sim.simulation import System, simulate
+from headway.sim.simulation import System
 from headway.traces import TraceRequest
 from headway_reproduce.magnus.cells import Change, MagnusRun, run_costs
 from headway_reproduce.magnus.data import (
@@ -211,9 +211,9 @@ def _continuous(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResul
     system = System(
         limits=limits, calibration=run_costs(run.policy, run.change), instances=INSTANCES, router=ROUTER
     )
-    simulate(
+    simulate_policy(
         requests,
-        policy_factory(CONTINUOUS[run.policy], OWN_PARTS, requests),
+        CONTINUOUS[run.policy],
         system,
         on_record=records.append,
         max_output_tokens=LONGEST_OUTPUT,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -36,8 +36,10 @@ from headway.results import RunInfo, RunMeta, Summary, summarize
 from headway.results.records import TIME_DECIMALS
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, ROUTERS, STAGE_ROUTER, build_router
 from headway.routing.pools import PoolSizes
+from headway.sim.instance import StepObserver
+from headway.sim.lengths import LengthSource
 from headway.sim.limits import KvTier
-from headway.sim.simulation import SimulatedRun, System, simulate
+from headway.sim.simulation import Policies, SimulatedRun, System, simulate
 from headway.sim.watcher import Watcher
 from headway.traces import TraceRequest, check_rate, scale_rate
 
@@ -92,6 +94,44 @@ class CellResult:
     predictor: str = ""
 
 
+def simulate_policy(
+    requests: Sequence[TraceRequest],
+    policy: str | Policies,
+    system: System,
+    *,
+    max_output_tokens: int,
+    parts: Parts = OWN_PARTS,
+    seed: int = 0,
+    lengths: str | LengthSource | None = None,
+    named: object = "",
+    on_record: Callable[[Record], None] | None = None,
+    watch: StepObserver | None = None,
+    watcher: Watcher | None = None,
+    shortcut: bool = True,
+) -> SimulatedRun:
+    """One run as `sim.simulate` makes it, of a policy and a length predictor by their names, or of what these are.
+
+    Raises what `simulate` raises, and begins the message of an error raised on purpose with what the run is `named`.
+    """
+    try:
+        return simulate(
+            requests,
+            policies_of(policy, parts, requests) if isinstance(policy, str) else policy,
+            system,
+            on_record=on_record,
+            max_output_tokens=max_output_tokens,
+            seed=seed,
+            watch=watch,
+            watcher=watcher,
+            shortcut=shortcut,
+            lengths=length_source(lengths, requests, seed) if isinstance(lengths, str) else lengths,
+        )
+    except HeadwayError as error:
+        if not (where := str(named)):
+            raise
+        raise type(error)(f"{where}: {error}") from error
+
+
 def run_cell(
     scenario: Scenario, cell: GridCell, on_record: Callable[[Record], None], watcher: Watcher | None = None
 ) -> CellResult:
@@ -107,11 +147,20 @@ def run_cell(
         records.append(record)
         on_record(record)
 
-    try:
-        result = _simulate(scenario, cell, ended, watcher)
-    except HeadwayError as error:
-        raise type(error)(f"{cell}: {error}") from error
+    requests = _requests(scenario.trace, cell.seed)
     predictor = scenario.predictor_of(cell.policy)
+    result = simulate_policy(
+        requests if cell.load == 1 else scale_rate(requests, cell.load),
+        cell.policy,
+        scenario.system_of(cell.policy),
+        parts=scenario.parts,
+        max_output_tokens=scenario.max_output_tokens,
+        seed=cell.seed,
+        lengths=predictor,
+        named=cell,
+        on_record=ended,
+        watcher=watcher,
+    )
     return _cell_result(cell, records, result, "" if predictor == NONE else predictor_label(predictor))
 
 
@@ -119,27 +168,6 @@ def run_cell(
 def _requests(trace: Trace, seed: int) -> list[TraceRequest]:
     """The requests of one seed, read or drawn once for the cells that a process runs one after another."""
     return trace.requests(seed)
-
-
-def _simulate(
-    scenario: Scenario, cell: GridCell, on_record: Callable[[Record], None], watcher: Watcher | None
-) -> SimulatedRun:
-    requests = _requests(scenario.trace, cell.seed)
-    if cell.load != 1:
-        requests = scale_rate(requests, cell.load)
-    build = policies_of(cell.policy, scenario.parts, requests)
-    system = scenario.system_of(cell.policy)
-    predictor = scenario.predictor_of(cell.policy)
-    return simulate(
-        requests,
-        build,
-        system,
-        on_record=on_record,
-        max_output_tokens=scenario.max_output_tokens,
-        seed=cell.seed,
-        watcher=watcher,
-        lengths=length_source(predictor, requests, cell.seed),
-    )
 
 
 def _round_times(record: Record) -> None:
@@ -152,7 +180,6 @@ def _round_times(record: Record) -> None:
 
 def _cell_result(cell: GridCell, records: list[Record], result: SimulatedRun, predictor: str) -> CellResult:
     finished = sorted(record.id for record in records if record.outcome is Outcome.FINISHED)
-    totals = result.totals.values()
     info = run_info(result)
     return CellResult(
         cell=cell,
@@ -160,19 +187,18 @@ def _cell_result(cell: GridCell, records: list[Record], result: SimulatedRun, pr
         info=info,
         finished_digest=sha256("\n".join(finished).encode()).hexdigest(),
         end_s=result.end_s,
-        steps=sum(total.steps for total in totals),
-        tokens=sum(total.tokens for total in totals),
-        cached_tokens=sum(total.cached_tokens for total in totals),
+        steps=result.total("steps"),
+        tokens=result.total("tokens"),
+        cached_tokens=result.total("cached_tokens"),
         predictor=predictor,
     )
 
 
 def run_info(result: SimulatedRun) -> RunInfo:
     """What a run knows beyond its records: blocks copied each way, of jobs that moved and ahead of need too."""
-    totals = result.totals.values()
     return RunInfo(
-        swapped_out_blocks=sum(total.swapped_out_blocks for total in totals),
-        swapped_in_blocks=sum(total.swapped_in_blocks for total in totals),
+        swapped_out_blocks=result.total("swapped_out_blocks"),
+        swapped_in_blocks=result.total("swapped_in_blocks"),
     )
 
 

@@ -12,13 +12,12 @@ from headway.core.record import Record
 from headway.core.slo import MAX_TARGET_S, Slo
 from headway.errors import ConfigError, UpstreamError
 from headway.lab.both_sides import by_client_id, whole
-from headway.lab.predictor_choice import length_source
+from headway.lab.simulation import simulate_policy
 from headway.planner.machine import Configuration, Machine, planned_policies
 from headway.planner.planner import PlannedDeployment
 from headway.planner.runs import capacity_rps
 from headway.predict.steps.calibration import Calibration, StepSeconds
 from headway.results.metrics import jct_s, measured, ttft_s
-from headway.sim.simulation import simulate
 from headway.traces import TraceRequest, scale_lengths
 
 MODEL = "demo"
@@ -206,13 +205,13 @@ class ReplaySetup:
         )
         runs: list[list[Record]] = []
         for seed in range(CLOCK_SEEDS):
-            found = simulate(
+            found = simulate_policy(
                 requests,
                 planned_policies(self.configuration),
                 replace(system, calibration=slower),
                 max_output_tokens=MAX_OUTPUT_TOKENS,
                 seed=seed,
-                lengths=length_source(self.configuration.predictor, requests, seed),
+                lengths=self.configuration.predictor,
             )
             runs.append([_later(record, served.first_token_s) for record in found.records])
         return runs

@@ -12,11 +12,10 @@ from pathlib import Path
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS
-from headway.errors import HeadwayError
 from headway.lab.kept_runs import Kept, Manifest, open_folder, release, run_groups
 from headway.lab.policy_choice import made_of
 from headway.lab.predictor_choice import length_source
-from headway.lab.simulation import run_info
+from headway.lab.simulation import run_info, simulate_policy
 from headway.lab.trace import Trace
 from headway.planner.machine import Configuration, Machine, planned_policies
 from headway.planner.sampling import Sample, counted_from_s, cut
@@ -26,7 +25,7 @@ from headway.predict.lengths.choice import NONE
 from headway.results import RunInfo, Summary, summarize
 from headway.results.metrics import end_s
 from headway.sim.lengths import GivenLengths, LengthSource, RecordedLengths
-from headway.sim.simulation import simulate
+from headway.sim.simulation import SimulatedRun
 from headway.traces import TraceRequest, scale_rate
 
 QUESTION_FILE = "plan-question.json"
@@ -108,10 +107,7 @@ def simulate_plan_run(run: PlanRun) -> PlanResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
     started_s = time.perf_counter()
     requests = _window(run.task, run.sample)
-    try:
-        records, info = _simulated(run, requests, _predictions(run, requests))
-    except HeadwayError as error:
-        raise type(error)(f"{run.configuration}, sample {run.sample.number}: {error}") from error
+    records, info = _simulated(run, requests, _predictions(run, requests))
     from_s = counted_from_s(requests, run.sample)
     return PlanResult(
         summary=summarize([record for record in records if record.arrival_s >= from_s], run=info),
@@ -124,15 +120,36 @@ def simulate_plan_run(run: PlanRun) -> PlanResult:
 def _simulated(
     run: PlanRun, requests: Sequence[TraceRequest], lengths: LengthSource | None
 ) -> tuple[list[Record], RunInfo]:
-    result = simulate(
+    result = simulate_planned(
+        run.task,
+        run.configuration,
         requests,
-        planned_policies(run.configuration),
-        run.task.machine.system(run.configuration),
-        max_output_tokens=run.task.max_output_tokens,
-        seed=run.sample.number,
-        lengths=lengths,
+        lengths,
+        run.sample.number,
+        named=f"{run.configuration}, sample {run.sample.number}",
     )
     return result.records, run_info(result)
+
+
+def simulate_planned(
+    task: Task,
+    configuration: Configuration,
+    requests: Sequence[TraceRequest],
+    lengths: str | LengthSource | None,
+    seed: int = 0,
+    *,
+    named: object = "",
+) -> SimulatedRun:
+    """One run of a configuration on the task's machine."""
+    return simulate_policy(
+        requests,
+        planned_policies(configuration),
+        task.machine.system(configuration),
+        max_output_tokens=task.max_output_tokens,
+        seed=seed,
+        lengths=lengths,
+        named=named,
+    )
 
 
 def _most_live(records: Sequence[Record]) -> int:
@@ -213,13 +230,7 @@ def capacity_rps(task: Task, configuration: Configuration, requests: Sequence[Tr
     """
     some = requests[:: -(-len(requests) // BURST_REQUESTS)]
     at_once = [replace(request, arrival_s=0.0, slo=NO_TARGETS) for request in some]
-    found = simulate(
-        at_once,
-        planned_policies(configuration),
-        task.machine.system(configuration),
-        max_output_tokens=task.max_output_tokens,
-        lengths=length_source(configuration.predictor, at_once),
-    )
+    found = simulate_planned(task, configuration, at_once, configuration.predictor)
     ends_s = sorted(end_s(record) for record in found.records if record.outcome is not Outcome.HANDED_OFF)
     served = max(1, int(BURST_SHARE * len(ends_s)))
     return served / ends_s[served - 1]

@@ -98,6 +98,10 @@ class SimulatedRun:
     totals: dict[str, EngineTotals]
     records: list[Record]
 
+    def total(self, count: str) -> int:
+        """A count of `EngineTotals`, over all instances."""
+        return sum(getattr(totals, count) for totals in self.totals.values())
+
 
 def simulate(
     requests: Iterable[TraceRequest],
