@@ -108,7 +108,7 @@ class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
         return [each.jct_s for each in self.served]
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class CapacityFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured before anything was compared."""
 
     capacity_rps: float
@@ -246,7 +246,7 @@ class EngineSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class SimulatedEngine:
+class TwinEngine:
     """An engine of a spec with measured costs."""
 
     spec: EngineSpec

@@ -51,7 +51,7 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class SpeedCase:
     """One run of the speed trace, `load` times as fast as it was recorded."""
 
     policy: str = "vllm"
@@ -59,14 +59,14 @@ class Case:
     shortcut: bool = True
 
 
-MAIN = Case()
+MAIN = SpeedCase()
 CASES = (
     MAIN,
-    Case(shortcut=False),
-    Case(load=0.5),
-    Case(load=1.5),
-    Case(policy="sjf"),
-    Case(policy="edf"),
+    SpeedCase(shortcut=False),
+    SpeedCase(load=0.5),
+    SpeedCase(load=1.5),
+    SpeedCase(policy="sjf"),
+    SpeedCase(policy="edf"),
 )
 
 
@@ -84,7 +84,7 @@ def main() -> None:
     for case in CASES:
         runs.append(measure(case, requests))
         print(_row(runs[-1]), file=sys.stderr)
-    times = {Case(**run["case"]): run["times_real_time"] for run in runs}
+    times = {SpeedCase(**run["case"]): run["times_real_time"] for run in runs}
     found = {
         "trace": title(source),
         "requests": len(requests),
@@ -117,7 +117,7 @@ def system_of(hardware: str, instances: int = 1) -> System:
     return System(limits=limits, calibration=costs, instances=instances)
 
 
-def measure(case: Case, requests: Sequence[TraceRequest]) -> dict[str, Any]:
+def measure(case: SpeedCase, requests: Sequence[TraceRequest]) -> dict[str, Any]:
     """Run a case once."""
     requests = scale_rate(requests, case.load)
     if case.policy == "edf":
@@ -223,7 +223,7 @@ def resident_bytes() -> int:
 
 
 def _row(run: dict[str, Any]) -> str:
-    case = Case(**run["case"])
+    case = SpeedCase(**run["case"])
     return (
         f"{case.policy:5} load {case.load:3}  shortcut {'on ' if case.shortcut else 'off'}  "
         f"{run['times_real_time']:7.1f} x real time  {run['us_a_step']:6.1f} us a step  "

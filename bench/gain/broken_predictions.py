@@ -307,7 +307,7 @@ QUICK_SYSTEMS, QUICK_LOADS, QUICK_SEEDS = ("roomy", "wide"), (1.2,), 1
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class BrokenCell:
     """One run: what serves whom, under which policy, told what, and how much is asked of it."""
 
     system: str
@@ -330,13 +330,13 @@ class Cell:
 class Found:
     """What a run came to."""
 
-    cell: Cell
+    cell: BrokenCell
     records: Sequence[Record]
     changes: Sequence[Change]
     end_s: float
 
 
-def run(cell: Cell) -> Found:
+def run(cell: BrokenCell) -> Found:
     """Simulate a cell."""
     trace = asked_by(requests(cell.rate_rps, cell.seed, cell.count), cell.kind, cell.targets, cell.seed)
     return Found(cell, *simulated(trace, cell.system, cell.policy, cell.way, cell.seed))
@@ -394,7 +394,7 @@ class Plan:
     loads: Sequence[float]
     seeds: int
 
-    def cells(self, rates: Mapping[str, float], targets: Mapping[str, Targets]) -> Iterator[Cell]:
+    def cells(self, rates: Mapping[str, float], targets: Mapping[str, Targets]) -> Iterator[BrokenCell]:
         """Every run, by what each system gets through and the targets of its clients."""
         told = [(name, Way("", NOBODY)) for name in REFERENCES]
         told += [(self.policy, way) for way in ways(HONEST)]
@@ -403,7 +403,7 @@ class Plan:
                 for load in self.loads:
                     for seed in range(self.seeds):
                         for policy, way in told:
-                            yield Cell(
+                            yield BrokenCell(
                                 system, kind, load, seed, policy, way, load * rates[system], targets[system]
                             )
 
@@ -413,7 +413,7 @@ def report(plan: Plan, jobs: int) -> dict[str, Any]:
     rates = {system: capacity(system) for system in plan.systems}
     targets = {system: light_targets(system, rates[system]) for system in plan.systems}
     todo = list(plan.cells(rates, targets))
-    found: dict[Cell, Found] = {}
+    found: dict[BrokenCell, Found] = {}
     for each in in_processes(run, todo, jobs):
         found[each.cell] = each
         print(f"\r{len(found)} of {len(todo)}", end="", file=sys.stderr, flush=True)

@@ -44,12 +44,12 @@ from bench.figures import latencies, p99
 from bench.real_runs import (
     MID,
     STOCK,
+    CapacityFacts,
     Contender,
     EngineSpec,
     KeptRun,
-    Prepared,
     Run,
-    SimulatedEngine,
+    TwinEngine,
     at_once,
     capacity_rps,
     do_run,
@@ -120,11 +120,11 @@ class Measured:
         open_folder(self.out / "bench.json", {"seconds": self.seconds}, "bench")
 
     @cached_property
-    def prepared(self) -> Prepared:
+    def prepared(self) -> CapacityFacts:
         """Capacity, measured now unless it is kept."""
-        return made_once(self.out / "prepared.json", Prepared, self._prepare)
+        return made_once(self.out / "prepared.json", CapacityFacts, self._prepare)
 
-    def _prepare(self) -> Prepared:
+    def _prepare(self) -> CapacityFacts:
         """What stock gets through at its default seats, all requests there at once."""
         burst = at_once(stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED))
         with self.engine.of(STOCK).serving() as engine:
@@ -132,7 +132,7 @@ class Measured:
                 engine, WallTime(), burst=burst, seats=DEFAULT_SEATS, seed=CAPACITY_SEED, own_stops=False
             )
             say(f"{self.out.name}: capacity {found_rps:.2f} requests a second")
-            return Prepared(capacity_rps=found_rps, asynchronous=engine.sizes.asynchronous)
+            return CapacityFacts(capacity_rps=found_rps, asynchronous=engine.sizes.asynchronous)
 
     def requests(self, run: Run) -> list[TraceRequest]:
         """The stream of a run: the same for every system and number of seats."""
@@ -164,11 +164,11 @@ class Measured:
         """Of all its requests."""
         return fmean(kept(run, self.out).jcts_s)
 
-    def simulated(self, profile_s: float) -> SimulatedEngine:
+    def simulated(self, profile_s: float) -> TwinEngine:
         """The engine on a virtual clock, its costs measured now unless they are kept."""
         spec, found = self.engine, self.prepared
         costs = profiled(self.out / "cost.json", spec.of(STOCK), profile_s)
-        return SimulatedEngine(spec, costs, spec.kv_blocks, TOKENS_A_STEP, found.asynchronous)
+        return TwinEngine(spec, costs, spec.kv_blocks, TOKENS_A_STEP, found.asynchronous)
 
 
 # ---- the bench ---------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def report(measured: Measured, seeds: int, profile_s: float) -> dict[str, Any]:
     }
 
 
-def cell(measured: Measured, pairs: Sequence[Pair], engine: SimulatedEngine) -> dict[str, Any]:
+def cell(measured: Measured, pairs: Sequence[Pair], engine: TwinEngine) -> dict[str, Any]:
     """One load at one number of seats."""
     stock = [each for run, _ in pairs for each in measured.served(run)]
     own = [each for _, run in pairs for each in measured.served(run)]

@@ -216,7 +216,7 @@ SEEDS = 3
 SECONDS = 12.0
 
 
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
+class KeptCalibration(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured before anything was compared, and for what kind of runs."""
 
     instances: int
@@ -225,7 +225,7 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class GatewayRun:
     """One stream on one system."""
 
     system: str
@@ -250,11 +250,11 @@ class Plan:
     rule: TargetRule
     shape: Shape
 
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[GatewayRun]:
         """In the order in which they are done: who begins changes from one stream to the next."""
         streams = product(range(self.seeds), self.loads)
         return [
-            Run(self.systems[(place + turn) % len(self.systems)], load, seed)
+            GatewayRun(self.systems[(place + turn) % len(self.systems)], load, seed)
             for turn, (seed, load) in enumerate(streams)
             for place in range(len(self.systems))
         ]
@@ -267,7 +267,7 @@ class Plan:
     @cached_property
     def calibrated(self) -> Calibrated:
         """As it was kept. Raises ConfigError if it is of runs of another kind."""
-        found = msgspec.json.decode(self.calibration.read_bytes(), type=Kept)
+        found = msgspec.json.decode(self.calibration.read_bytes(), type=KeptCalibration)
         if (found.instances, found.seconds) != (self.instances, self.seconds):
             raise ConfigError(
                 f"{self.out} holds runs of {found.seconds:g} s on {found.instances} instances; accepted: the same "
@@ -279,7 +279,7 @@ class Plan:
         """Of every request of every run."""
         return self.rule.targets(self.calibrated.light)
 
-    def stream(self, run: Run) -> list[TraceRequest]:
+    def stream(self, run: GatewayRun) -> list[TraceRequest]:
         """The requests of a run: the same for every system."""
         rate_rps = run.load * self.calibrated.capacity_rps
         return bursty_stream(rate_rps, self.seconds, run.seed, self.targets(), self.shape)
@@ -295,7 +295,7 @@ def measure(plan: Plan) -> None:
     with fleet(plan.systems, plan.instances, plan.out, say) as servers:
         warm_up(servers)
         if not plan.calibration.exists():
-            kept = Kept(
+            kept = KeptCalibration(
                 instances=plan.instances,
                 seconds=plan.seconds,
                 calibrated=calibrated(servers, plan.shape, say),
@@ -318,7 +318,7 @@ def report(plan: Plan, simulated: Simulated | None) -> dict[str, Any]:
     cells, every = {}, []
     for load in plan.loads:
         runs = {
-            system: [kept_run(Run(system, load, seed), plan.out) for seed in range(plan.seeds)]
+            system: [kept_run(GatewayRun(system, load, seed), plan.out) for seed in range(plan.seeds)]
             for system in plan.systems
         }
         every += [run for of in runs.values() for run in of]
@@ -327,7 +327,7 @@ def report(plan: Plan, simulated: Simulated | None) -> dict[str, Any]:
             say(f"simulating load {load:g}")
             cells[f"{load:g}"]["simulated_goodput"] = {
                 system: fmean(
-                    simulated.goodput(system, plan.stream(Run(system, load, seed)), seed)
+                    simulated.goodput(system, plan.stream(GatewayRun(system, load, seed)), seed)
                     for seed in range(plan.seeds)
                 )
                 for system in plan.systems
@@ -351,7 +351,7 @@ def report(plan: Plan, simulated: Simulated | None) -> dict[str, Any]:
     }
 
 
-def kept_run(run: Run, out: Path) -> StreamRun:
+def kept_run(run: GatewayRun, out: Path) -> StreamRun:
     """What a run came to."""
     return msgspec.json.decode(run.file(out).read_bytes(), type=StreamRun)
 

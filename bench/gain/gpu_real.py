@@ -47,7 +47,7 @@ from bench.gain.regret_workloads import (
     NONE,
     ONE,
     Machine,
-    Served,
+    ServedWorkload,
     known_workloads,
     with_classes,
 )
@@ -68,7 +68,7 @@ from headway.whole_file import write_whole
 FACTS = "facts.json"
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was measured before any run, and of which engine."""
 
     measured_on: str
@@ -89,7 +89,7 @@ class Study:
 
     out: Path
     machine: Machine
-    workload: Served
+    workload: ServedWorkload
     policy: str
     seconds: float
     seeds: int
@@ -99,9 +99,9 @@ class Study:
     vllm_flags: Sequence[str] = ()
 
     @cached_property
-    def facts(self) -> Facts:
+    def facts(self) -> GpuFacts:
         """What was measured first. Raises ConfigError if it is of other streams."""
-        found = msgspec.json.decode((self.out / FACTS).read_bytes(), type=Facts)
+        found = msgspec.json.decode((self.out / FACTS).read_bytes(), type=GpuFacts)
         if (found.workload, found.seconds) != (self.workload.name, self.seconds):
             raise ConfigError(
                 f"{self.out} holds runs of {found.seconds:g} s of {found.workload}; accepted: the same, or another "
@@ -271,7 +271,7 @@ def measure(study: Study) -> None:
                 say(f"{file.name}: {len(stream)} requests, the last ended after {last_s:.1f} s")
 
 
-def first_facts(study: Study, engine: SteppedEngine) -> Facts:
+def first_facts(study: Study, engine: SteppedEngine) -> GpuFacts:
     """Steps alone, then capacity."""
     steps = step_times(engine)
     say(
@@ -285,7 +285,7 @@ def first_facts(study: Study, engine: SteppedEngine) -> Facts:
     sizes = engine.sizes
     capacity_rps = served_rps(serve_on_gpu(engine, STOCK, sizes.max_num_seqs, backlog, 0).served)
     say(f"capacity: {capacity_rps:.2f} requests a second; {sizes.num_blocks} KV blocks")
-    return Facts(
+    return GpuFacts(
         measured_on=machine_name(),
         vllm=vllm_version(),
         workload=study.workload.name,
@@ -337,7 +337,7 @@ def study_of(arguments: argparse.Namespace) -> Study:
     return Study(
         out=arguments.out,
         machine=machine,
-        workload=Served(arguments.workload, machine, arguments.data),
+        workload=ServedWorkload(arguments.workload, machine, arguments.data),
         policy=arguments.policy,
         seconds=arguments.seconds,
         seeds=arguments.seeds,

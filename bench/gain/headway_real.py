@@ -61,7 +61,7 @@ from bench.gain.headway_real_runs import (
     memory,
     stock_name,
 )
-from bench.real_runs import CONTROL, PRIORITY, STOCK, Run, SimulatedEngine, kept, profiled, records
+from bench.real_runs import CONTROL, PRIORITY, STOCK, Run, TwinEngine, kept, profiled, records
 from bench.streams import KINDS, MAX_OUTPUT_TOKENS, NONE, TWO, rule_text
 from headway.core.record import Record
 from headway.core.slo import Slo
@@ -313,14 +313,14 @@ def report_broken(plan: Plan) -> dict[str, Any]:
     return {**facts(plan, grid), **broken_verdicts(cells), "cells": cells}
 
 
-def simulated_engine(plan: Plan, profile_s: float) -> SimulatedEngine:
+def simulated_engine(plan: Plan, profile_s: float) -> TwinEngine:
     """The engine on a virtual clock, its costs measured now unless they are kept, and as fast as loads say."""
     found, costs = plan.prepared, profiled(plan.out / "cost.json", plan.engine, profile_s)
-    engine = SimulatedEngine(plan.engine, costs, found.num_blocks, found.tokens_a_step, found.asynchronous)
+    engine = TwinEngine(plan.engine, costs, found.num_blocks, found.tokens_a_step, found.asynchronous)
     return at_capacity(engine, found)
 
 
-def simulated_records(plan: Plan, engine: SimulatedEngine, kind: str, run: Run) -> list[Record]:
+def simulated_records(plan: Plan, engine: TwinEngine, kind: str, run: Run) -> list[Record]:
     """The same run on a virtual clock."""
     requests = plan.stream(kind, run.load, run.seed)
     return engine.records(run, requests, max_output_tokens=MAX_OUTPUT_TOKENS)

@@ -19,12 +19,12 @@ from bench.real_runs import (
     CONTROL,
     PRIORITY,
     STOCK,
+    CapacityFacts,
     Contender,
     EngineSpec,
     KeptRun,
-    Prepared,
     Run,
-    SimulatedEngine,
+    TwinEngine,
     at_once,
     capacity_rps,
     do_run,
@@ -108,7 +108,7 @@ Grid = dict[tuple[str, float], dict[str, list[Run]]]
 """By kind of clients and load: every system's runs, one for each seed."""
 
 
-class Measured(Prepared, frozen=True, kw_only=True):
+class Measured(CapacityFacts, frozen=True, kw_only=True):
     """What was measured before anything was compared: capacity, by stock's best seats, and stock at a light load."""
 
     capacity_seats: int
@@ -324,7 +324,7 @@ class Faster:
         return self.steps.step_s(shape) / self.speed
 
 
-def at_capacity(engine: SimulatedEngine, found: Measured) -> SimulatedEngine:
+def at_capacity(engine: TwinEngine, found: Measured) -> TwinEngine:
     """The engine as fast as the machine was when capacity was measured, since loads and targets go by that.
 
     The machine may have had another speed when its costs were. Copies are left as they are.
@@ -341,7 +341,7 @@ def at_capacity(engine: SimulatedEngine, found: Measured) -> SimulatedEngine:
     return replace(engine, costs=faster)
 
 
-def simulated_capacity_rps(engine: SimulatedEngine, seats: int) -> float:
+def simulated_capacity_rps(engine: TwinEngine, seats: int) -> float:
     """What stock gets through there when all requests are there at once."""
     run = Run(STOCK, "", seats, 0.0, CAPACITY_SEED)
     served = engine.records(run, capacity_burst(), max_output_tokens=MAX_OUTPUT_TOKENS)

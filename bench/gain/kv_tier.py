@@ -48,7 +48,7 @@ TIERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TierRun:
     """One workload at one load under one policy, beside one tier."""
 
     workload: str
@@ -70,7 +70,7 @@ def requests_of(workload: str, load: float, data: Path, capacity: float) -> Sequ
     return load_trace(CONVERSATIONS)
 
 
-def measured(run: Run, data: Path, capacity: float) -> tuple[Run, dict[str, float]]:
+def measured(run: TierRun, data: Path, capacity: float) -> tuple[TierRun, dict[str, float]]:
     """What a run came to, over the requests that came after the warm-up; the shares are over all."""
     requests = requests_of(run.workload, run.load, data, capacity)
     whole = system(TIERS[run.tier])
@@ -92,11 +92,11 @@ def report(workloads: Sequence[str], policies: Sequence[str], data: Path, jobs: 
     """All figures."""
     capacity = capacity_rps(RECORDED, data)[1] if RECORDED in workloads else 0.0
     todo = [
-        Run(workload, load, policy, tier)
+        TierRun(workload, load, policy, tier)
         for workload in workloads
         for load, policy, tier in product(LOADS[workload], policies, TIERS)
     ]
-    found: dict[Run, dict[str, float]] = {}
+    found: dict[TierRun, dict[str, float]] = {}
     for run, figures in in_processes(partial(measured, data=data, capacity=capacity), todo, jobs):
         found[run] = figures
         say(f"{len(found)} of {len(todo)}: {run}: mean JCT {figures['mean_jct_s']:.3g} s")
@@ -107,7 +107,7 @@ def report(workloads: Sequence[str], policies: Sequence[str], data: Path, jobs: 
         "capacity_rps": {RECORDED: capacity},
         "cells": {
             f"{workload}, {load:g}, {policy}": {
-                tier: found[Run(workload, load, policy, tier)] for tier in TIERS
+                tier: found[TierRun(workload, load, policy, tier)] for tier in TIERS
             }
             for workload in workloads
             for load, policy in product(LOADS[workload], policies)

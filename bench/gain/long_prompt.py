@@ -42,8 +42,8 @@ from bench.gain.long_prompt_runs import (
     REAL_BUDGETS,
     SCENE,
     SIMULATED_BUDGETS,
-    Kept,
-    Measured,
+    KeptTimes,
+    MeasuredMachine,
     light_gap_s,
     measured_real,
     measured_simulated,
@@ -61,7 +61,7 @@ STEADY = 1.25
 """A machine that is slower by more than that, before the long prompt came, says nothing of a target set sooner."""
 
 
-def machine_figures(measured: Measured) -> dict[str, Any]:
+def machine_figures(measured: MeasuredMachine) -> dict[str, Any]:
     """One machine: what everybody's streams felt and the long prompt waited, and who kept within each target.
 
     `reachable`: the streams keep within it when they are left alone. `slower`: how many times as slow the machine was
@@ -192,7 +192,7 @@ def simulated(plan: Plan, name: str) -> dict[str, Any]:
 
 def real(plan: Plan) -> dict[str, Any]:
     """This machine's engine."""
-    kept = Kept(plan.out, say)
+    kept = KeptTimes(plan.out, say)
     found = measured_real(plan.policy, plan.factors, REAL_BUDGETS, plan.seeds, kept)
     return {
         "measured_on": machine_name(),

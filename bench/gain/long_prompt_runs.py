@@ -208,7 +208,7 @@ def passage_figures(passages: Sequence[Passage]) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredMachine:
     """One machine: the streams alone, under who knows no targets, under the policy by factor of its target; by seed."""
 
     light: Sequence[Light]
@@ -241,7 +241,7 @@ NOTE = (
 
 
 @dataclass(slots=True)
-class Kept:
+class KeptTimes:
     """Runs by name: those that are in the folder are read, the others made and put there, if there is a folder."""
 
     folder: Path | None
@@ -264,7 +264,7 @@ class Stage:
     """An engine with a scene: each run is made at most once."""
 
     engine: SteppedEngine
-    kept: Kept
+    kept: KeptTimes
     scene: Scene
 
     def stock(self, seed: int, *, with_long: bool = True) -> TokenTimes:
@@ -302,9 +302,9 @@ def measured_real(
     factors: Sequence[float],
     budgets: Sequence[int],
     seeds: int,
-    kept: Kept,
+    kept: KeptTimes,
     scene: Scene = SCENE,
-) -> Measured:
+) -> MeasuredMachine:
     """Everything; the streams alone first, since their gaps set the targets, then all in turn, seed by seed."""
     every = range(seeds)
     with ENGINE.serving() as engine:
@@ -319,7 +319,7 @@ def measured_real(
                 deaf[f"sarathi {budget}"].append(passage(scene, stage.sarathi(budget, seed)))
             for factor in factors:
                 own[factor].append(passage(scene, stage.policy(policy, factor, gap_s, seed)))
-    return Measured(light=alone, deaf=deaf, policy=own)
+    return MeasuredMachine(light=alone, deaf=deaf, policy=own)
 
 
 # ---- on simulated GPUs -------------------------------------------------------------------------------
@@ -329,7 +329,7 @@ SIMULATED_BUDGETS = (256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class SceneMachine:
     """A GPU, a model and a scene that fits its memory; `note` is what has to be said of it."""
 
     hardware: str
@@ -353,14 +353,14 @@ def _scene(stream_output_tokens: int) -> Scene:
 
 
 MACHINES = {
-    "H100, Llama-3.1-8B": Machine("h100", "Llama-3.1-8B", _scene(1_500)),
-    "A100 80 GB, OPT-13B": Machine(
+    "H100, Llama-3.1-8B": SceneMachine("h100", "Llama-3.1-8B", _scene(1_500)),
+    "A100 80 GB, OPT-13B": SceneMachine(
         "a100-80g",
         "opt-13b",
         _scene(480),
         "the costs of its shape: OPT's own positions end at 2,048; the streams end where memory does",
     ),
-    "A100 80 GB, Qwen2.5-14B": Machine("a100-80g", "Qwen2.5-14B", _scene(1_500)),
+    "A100 80 GB, Qwen2.5-14B": SceneMachine("a100-80g", "Qwen2.5-14B", _scene(1_500)),
 }
 
 
@@ -394,7 +394,13 @@ class Heard:
 
 
 def simulated(
-    machine: Machine, policy: str, parts: Parts, tbt_s: float | None, seed: int, *, with_long: bool = True
+    machine: SceneMachine,
+    policy: str,
+    parts: Parts,
+    tbt_s: float | None,
+    seed: int,
+    *,
+    with_long: bool = True,
 ) -> TokenTimes:
     """When the tokens of the scene came under a policy, with this target for the streams."""
     requests, heard = machine.scene.requests(tbt_s, with_long=with_long, seed=seed), Heard()
@@ -412,8 +418,8 @@ def simulated(
 
 
 def measured_simulated(
-    machine: Machine, policy: str, factors: Sequence[float], budgets: Sequence[int], seeds: int
-) -> Measured:
+    machine: SceneMachine, policy: str, factors: Sequence[float], budgets: Sequence[int], seeds: int
+) -> MeasuredMachine:
     """Everything of one machine: the streams alone first, since their gaps set the targets."""
     scene, every = machine.scene, range(seeds)
     alone = [
@@ -424,7 +430,7 @@ def measured_simulated(
         f"sarathi {budget}": ("sarathi", Parts(batching=f"decode-first:token_budget={budget}"))
         for budget in budgets
     }
-    return Measured(
+    return MeasuredMachine(
         light=alone,
         deaf={
             name: [passage(scene, simulated(machine, *who, None, seed)) for seed in every]

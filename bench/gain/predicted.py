@@ -72,7 +72,7 @@ Figures = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PredictedCell:
     """One run: what serves, under which policy, who predicts, and how much is asked of it."""
 
     system: str
@@ -98,7 +98,7 @@ def main() -> None:
     loads, seeds = ((0.8, 1.2), 1) if arguments.quick else (LOADS, SEEDS)
     capacity_rps = {name: capacity(name) for name in SYSTEMS}
     todo = list(cells(capacity_rps, loads, seeds))
-    found: dict[Cell, Figures] = {}
+    found: dict[PredictedCell, Figures] = {}
     for cell, figures in in_processes(measured, todo, arguments.jobs):
         found[cell] = figures
         print(f"\r{len(found)} of {len(todo)}", end="", file=sys.stderr)
@@ -117,7 +117,7 @@ def main() -> None:
     print(json.dumps({**meta, "systems": systems, "holds": not exceptions, "exceptions": exceptions}))
 
 
-def cells(capacity_rps: Mapping[str, float], loads: Sequence[float], seeds: int) -> Iterable[Cell]:
+def cells(capacity_rps: Mapping[str, float], loads: Sequence[float], seeds: int) -> Iterable[PredictedCell]:
     """Every policy with every predictor it goes by."""
     runs = [(policy, "none") for policy in REFERENCES]
     runs += [("predicted", predictor) for predictor in PREDICTORS]
@@ -126,7 +126,7 @@ def cells(capacity_rps: Mapping[str, float], loads: Sequence[float], seeds: int)
         for load in loads:
             for seed in range(seeds):
                 for policy, predictor in runs:
-                    yield Cell(system, load, seed, policy, predictor, load * per_s)
+                    yield PredictedCell(system, load, seed, policy, predictor, load * per_s)
 
 
 def requests(rate_rps: float, seed: int, count: int = REQUESTS) -> list[TraceRequest]:
@@ -156,15 +156,15 @@ def _of_a_client(request: TraceRequest, rng: Random) -> TraceRequest:
 def capacity(system: str) -> float:
     """Requests a second that `vllm` serves when all are there from the start."""
     backlog = [replace(request, arrival_s=0.0) for request in requests(1.0, 0)]
-    return REQUESTS / simulated(backlog, Cell(system, 0.0, 0, "vllm", "none", 0.0))["end_s"]
+    return REQUESTS / simulated(backlog, PredictedCell(system, 0.0, 0, "vllm", "none", 0.0))["end_s"]
 
 
-def measured(cell: Cell) -> tuple[Cell, Figures]:
+def measured(cell: PredictedCell) -> tuple[PredictedCell, Figures]:
     """A cell and what it came to."""
     return cell, simulated(requests(cell.rate_rps, cell.seed), cell)
 
 
-def simulated(trace: Sequence[TraceRequest], cell: Cell) -> Figures:
+def simulated(trace: Sequence[TraceRequest], cell: PredictedCell) -> Figures:
     """What one run came to."""
     result = simulate_policy(
         trace,
@@ -195,7 +195,7 @@ Table = dict[str, dict[str, dict[str, Figures]]]
 """System -> load -> policy with predictor -> figures."""
 
 
-def averaged(found: Mapping[Cell, Figures]) -> Table:
+def averaged(found: Mapping[PredictedCell, Figures]) -> Table:
     """Means over seeds."""
     runs: dict[tuple[str, str, str], list[Figures]] = {}
     for cell, figures in found.items():

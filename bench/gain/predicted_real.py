@@ -37,11 +37,11 @@ import msgspec
 from bench.command import command_line, out_option, say, stream_options
 from bench.figures import latencies
 from bench.real_runs import (
+    CapacityFacts,
     Contender,
     EngineSpec,
-    Prepared,
     Run,
-    SimulatedEngine,
+    TwinEngine,
     at_once,
     do_run,
     kept,
@@ -90,16 +90,16 @@ class Bench:
     seconds: float
 
     @cached_property
-    def capacity(self) -> Prepared:
+    def capacity(self) -> CapacityFacts:
         """What stock's order gets through, all requests being there at once."""
-        return made_once(self.out / "capacity.json", Prepared, self._capacity)
+        return made_once(self.out / "capacity.json", CapacityFacts, self._capacity)
 
-    def _capacity(self) -> Prepared:
+    def _capacity(self) -> CapacityFacts:
         burst = at_once(untaught_stream(50.0, CAPACITY_REQUESTS / 50, seed=99))
         with ENGINE.serving() as engine:
             CONTENDERS[STOCK].put_in(engine, BATCH_WIDTH)
             serve(engine, burst[: len(burst) // 20], seed=98, own_stops=True)  # what happens only once
-            return Prepared(
+            return CapacityFacts(
                 capacity_rps=served_rps(serve(engine, burst, seed=99, own_stops=True)),
                 asynchronous=engine.sizes.asynchronous,
             )
@@ -124,12 +124,12 @@ class Bench:
         """What a run came to."""
         return kept(run, self.out).served
 
-    def simulated(self, profile_s: float) -> SimulatedEngine:
+    def simulated(self, profile_s: float) -> TwinEngine:
         """The engine on a virtual clock, its costs measured now unless they are kept."""
         costs = profiled(self.out / "cost.json", ENGINE, profile_s)
-        return SimulatedEngine(ENGINE, costs, ENGINE.kv_blocks, TOKENS_A_STEP, self.capacity.asynchronous)
+        return TwinEngine(ENGINE, costs, ENGINE.kv_blocks, TOKENS_A_STEP, self.capacity.asynchronous)
 
-    def simulated_jcts_s(self, engine: SimulatedEngine, run: Run) -> list[float]:
+    def simulated_jcts_s(self, engine: TwinEngine, run: Run) -> list[float]:
         """What the simulator says of the same stream, its answers as long as they are packaged."""
         found = engine.records(run, self.requests(run), max_output_tokens=MAX_OUTPUT_TOKENS)
         return [(record.finished_s or 0.0) - record.arrival_s for record in found]

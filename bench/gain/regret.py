@@ -57,7 +57,7 @@ from bench.gain.regret_runs import (
     that_fit,
 )
 from bench.gain.regret_tables import CellFindings, summary, tables, write_report
-from bench.gain.regret_workloads import DATA, MACHINES, NONE, SEEDS, Served, known_workloads
+from bench.gain.regret_workloads import DATA, MACHINES, NONE, SEEDS, ServedWorkload, known_workloads
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.kept_runs import Kept, run_kept
 from headway.whole_file import write_whole
@@ -302,7 +302,7 @@ def workload_facts(plan: Plan) -> list[dict[str, Any]]:
     """Of each workload on a machine: its capacity, and how many requests fit and do not."""
     rows = []
     for (workload, machine), rps in plan.capacity_rps.items():
-        facts = Served(workload, MACHINES[machine], plan.data).facts()
+        facts = ServedWorkload(workload, MACHINES[machine], plan.data).facts()
         row: dict[str, Any] = {
             "workload": workload,
             "machine": machine,

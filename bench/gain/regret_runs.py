@@ -20,7 +20,7 @@ from bench.gain.regret_workloads import (
     NONE,
     RULE,
     TARGETED,
-    Served,
+    ServedWorkload,
     known_workloads,
     with_classes,
 )
@@ -218,9 +218,9 @@ class RegretRun:
     tenants: bool = False
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ServedWorkload:
         """What comes, to where."""
-        return Served(self.workload, MACHINES[self.machine], self.data)
+        return ServedWorkload(self.workload, MACHINES[self.machine], self.data)
 
     def digest(self) -> str:
         """As `Digested.digest`; where the data lies makes no difference."""
@@ -276,7 +276,7 @@ def _digest(machine: str, workload: str, said: object) -> str:
 
 def measure_capacity(run: CapacityRun) -> Capacity:
     """Throughput of `vllm` with everything queued at 0 s."""
-    served = Served(run.workload, MACHINES[run.machine], run.data)
+    served = ServedWorkload(run.workload, MACHINES[run.machine], run.data)
     backlog = served.backlog()
     result = simulate_policy(
         backlog, STOCK, served.machine.system(), max_output_tokens=served.machine.longest_tokens
@@ -396,7 +396,7 @@ def that_fit(cells: Sequence[Cell], data: Path) -> list[Cell]:
     fit = {
         (workload, machine)
         for workload, machine in places
-        if Served(workload, MACHINES[machine], data).facts().served
+        if ServedWorkload(workload, MACHINES[machine], data).facts().served
     }
     if not fit:
         raise ConfigError(

@@ -262,7 +262,7 @@ nothing about a request says how long its answer will be."""
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedWorkload:
     """A workload as one machine is given it."""
 
     name: str
@@ -283,13 +283,13 @@ class Served:
         """The seed's requests, that fit, in order of arrival from 0 to `window_s`; `rate_rps` is of those that fit."""
         return _window(self, rate_rps, window_s, seed)
 
-    def facts(self) -> Facts:
+    def facts(self) -> WorkloadFacts:
         """How much of it fits."""
         return _facts(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class WorkloadFacts:
     """Of a workload on a machine: requests that fit and those dropped, and what targets go by.
 
     `recorded_rps` is the mean rate of those that fit, None for a drawn workload.
@@ -325,12 +325,12 @@ def _whole(name: str, data: Path) -> Recording:
 
 
 @lru_cache(maxsize=4)
-def _that_fit(served: Served) -> Recording:
+def _that_fit(served: ServedWorkload) -> Recording:
     return _whole(served.name, served.data).that_fit(served.machine.longest_tokens)
 
 
 @lru_cache(maxsize=32)
-def _facts(served: Served) -> Facts:
+def _facts(served: ServedWorkload) -> WorkloadFacts:
     if served.name in DRAWN:
         every, period_s = DRAWN_COUNT, None
         requests: Sequence[TraceRequest] = served.backlog()
@@ -338,10 +338,10 @@ def _facts(served: Served) -> Facts:
         every = len(_whole(served.name, served.data).requests)
         requests, period_s = _that_fit(served).requests, _that_fit(served).period_s
     if not requests:
-        return Facts(0, every, 0, 0, None)
+        return WorkloadFacts(0, every, 0, 0, None)
     prompts = sorted(request.input_tokens for request in requests)
     context = sum(request.input_tokens + request.output_tokens / 2 for request in requests) / len(requests)
-    return Facts(
+    return WorkloadFacts(
         requests=len(requests),
         dropped=every - len(requests),
         p90_prompt_tokens=prompts[ceil(0.9 * len(prompts)) - 1],
@@ -351,7 +351,7 @@ def _facts(served: Served) -> Facts:
 
 
 @lru_cache(maxsize=2)
-def _window(served: Served, rate_rps: float, window_s: float, seed: int) -> Sequence[TraceRequest]:
+def _window(served: ServedWorkload, rate_rps: float, window_s: float, seed: int) -> Sequence[TraceRequest]:
     if served.name not in DRAWN:
         return _that_fit(served).window(rate_rps, window_s, seed)
     facts = served.facts()
@@ -425,13 +425,13 @@ def light_step_s(system: System, context_tokens: int) -> float:
     return _chunk_s(system, 1, context_tokens)
 
 
-def targets(served: Served, multiples: Multiples) -> Slo:
+def targets(served: ServedWorkload, multiples: Multiples) -> Slo:
     """The same for every request of a workload on a machine, whatever its own length."""
     return _targets(served, multiples)
 
 
 @lru_cache(maxsize=64)
-def _targets(served: Served, multiples: Multiples) -> Slo:
+def _targets(served: ServedWorkload, multiples: Multiples) -> Slo:
     facts, system = served.facts(), served.machine.system()
     return Slo(
         ttft_s=round(multiples.ttft * light_ttft_s(system, facts.p90_prompt_tokens), 4),
@@ -440,7 +440,7 @@ def _targets(served: Served, multiples: Multiples) -> Slo:
 
 
 def with_classes(
-    requests: Sequence[TraceRequest], served: Served, classes: str, seed: int
+    requests: Sequence[TraceRequest], served: ServedWorkload, classes: str, seed: int
 ) -> list[TraceRequest]:
     """The requests with the targets of `classes`; where there are two, with priorities too."""
     if classes == NONE:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 from bench.command import command_line, jobs_option, markdown_option, say
 from bench.figures import means
-from bench.gain.regret_workloads import DATA, MACHINES, Served, known_workloads
+from bench.gain.regret_workloads import DATA, MACHINES, ServedWorkload, known_workloads
 from bench.streams import conversations
 from headway.core.record import Record
 from headway.lab.processes import in_processes
@@ -48,7 +48,7 @@ BACKLOG_SEED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RouterRun:
     """One window under one router; `load` is of `capacity_rps`, an engine's."""
 
     workload: str
@@ -87,11 +87,11 @@ def window(workload: str, data: Path, rate_rps: float, seed: int) -> Sequence[Tr
     window_s = min(WINDOW_S, MOST_REQUESTS / rate_rps)
     if workload in OWN:
         return OWN[workload](rate_rps, window_s, seed)
-    requests = Served(workload, MACHINE, data).window(rate_rps, window_s, seed)
+    requests = ServedWorkload(workload, MACHINE, data).window(rate_rps, window_s, seed)
     return [replace(request, tenant="") for request in requests]
 
 
-def served(requests: Sequence[TraceRequest], run: Run, instances: int) -> tuple[list[Record], int]:
+def served(requests: Sequence[TraceRequest], run: RouterRun, instances: int) -> tuple[list[Record], int]:
     """All records, and the prompt tokens that prefix caches held."""
     system = replace(MACHINE.system(), instances=instances, router=run.router)
     result = simulate_policy(requests, run.policy, system, max_output_tokens=MACHINE.longest_tokens)
@@ -103,12 +103,14 @@ def capacity_rps(workload: str, data: Path) -> tuple[str, float]:
     if workload in OWN:
         backlog = [replace(each, arrival_s=0.0) for each in OWN[workload](10.0, WINDOW_S, BACKLOG_SEED)]
     else:
-        backlog = list(Served(workload, MACHINE, data).backlog())
-    records, _ = served(backlog, Run(workload, 1.0, "round-robin", BACKLOG_SEED, "vllm", 0.0), instances=1)
+        backlog = list(ServedWorkload(workload, MACHINE, data).backlog())
+    records, _ = served(
+        backlog, RouterRun(workload, 1.0, "round-robin", BACKLOG_SEED, "vllm", 0.0), instances=1
+    )
     return workload, len(backlog) / max(record.finished_s or 0.0 for record in records)
 
 
-def measured(run: Run, data: Path) -> tuple[Run, dict[str, float]]:
+def measured(run: RouterRun, data: Path) -> tuple[RouterRun, dict[str, float]]:
     """What a run came to, over the requests that came after the warm-up; `cached` is over all."""
     requests = window(run.workload, data, run.load * INSTANCES * run.capacity_rps, run.seed)
     records, cached_tokens = served(requests, run, INSTANCES)
@@ -128,10 +130,10 @@ def report(workloads: Iterable[str], policy: str, data: Path, jobs: int) -> dict
     capacities = dict(in_processes(partial(capacity_rps, data=data), list(workloads), jobs))
     say(", ".join(f"{name} {rps:.3g} requests a second" for name, rps in capacities.items()))
     todo = [
-        Run(workload, load, router, seed, policy, capacities[workload])
+        RouterRun(workload, load, router, seed, policy, capacities[workload])
         for seed, workload, load, router in product(range(SEEDS), workloads, LOADS, ROUTERS)
     ]
-    found: dict[Run, dict[str, float]] = {}
+    found: dict[RouterRun, dict[str, float]] = {}
     for run, figures in in_processes(partial(measured, data=data), todo, jobs):
         found[run] = figures
         shown = f"seed {run.seed}, {run.workload}, {run.load:g}, {run.router}"
@@ -153,7 +155,7 @@ def report(workloads: Iterable[str], policy: str, data: Path, jobs: int) -> dict
     }
 
 
-def _cell(run: Run) -> tuple[str, float, str]:
+def _cell(run: RouterRun) -> tuple[str, float, str]:
     return run.workload, run.load, run.router
 
 

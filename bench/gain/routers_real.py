@@ -25,8 +25,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from headway_reproduce.ascendra.real_servers import Place, gateway, start_instances
-from headway_reproduce.ascendra.real_systems import Service, System
+from headway_reproduce.ascendra.real_servers import RunningServer, gateway, start_instances
+from headway_reproduce.ascendra.real_systems import RealService, RealSystem
 
 from bench.command import command_line, say, stream_options
 from bench.figures import latencies
@@ -56,8 +56,8 @@ HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total
 class Servers:
     """What runs: the instances, and a gateway for each router."""
 
-    instances: Sequence[Place]
-    gateways: Mapping[str, Place]
+    instances: Sequence[RunningServer]
+    gateways: Mapping[str, RunningServer]
 
     def cache_counts(self) -> tuple[float, float]:
         """Prompt tokens that were looked for in prefix caches, and found there, so far."""
@@ -77,12 +77,12 @@ class Sent:
 def servers(policy: str, out: Path) -> Iterator[Servers]:
     """Instances and gateways; everything ends with the block. Raises UpstreamError if one does not start."""
     with ExitStack() as stack:
-        started = start_instances(stack, "instance", Service({"": policy}), INSTANCES, out, FLAGS)
+        started = start_instances(stack, "instance", RealService({"": policy}), INSTANCES, out, FLAGS)
         for server in started.values():
             server.wait_ready(START_TIMEOUT_S)
-        places = {name: Place(server.url, server.pid) for name, server in started.items()}
+        places = {name: RunningServer(server.url, server.pid) for name, server in started.items()}
         gateways = {
-            router: stack.enter_context(gateway(router, System("", router), places, out))
+            router: stack.enter_context(gateway(router, RealSystem("", router), places, out))
             for router in ROUTERS
         }
         yield Servers(list(places.values()), gateways)

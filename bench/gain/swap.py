@@ -40,14 +40,14 @@ from bench.gain.swap_runs import (
     FAMILIES,
     LOADS,
     SERIAL,
-    Case,
     CopySeconds,
     Costs,
     Family,
     Load,
-    Run,
     StepSeconds,
+    SwapCase,
     SwapEngine,
+    SwapRun,
     Victim,
     WatchedEngine,
     at_one_speed_s,
@@ -69,7 +69,7 @@ DEFAULT_ROUNDS = 2
 LEARNING_SHARE = 1.0
 """Requests served before a run's own, in shares of them."""
 
-Runs = dict[str, dict[str, list[Run]]]
+Runs = dict[str, dict[str, list[SwapRun]]]
 """By case, then by policy: one run a round."""
 
 
@@ -80,14 +80,16 @@ def measured_costs(loads: Sequence[Load]) -> tuple[Costs, dict[str, Victim]]:
     return found[0]
 
 
-def measure(cases: Sequence[Case], families: Sequence[Family], rounds: int, learning_share: float) -> Runs:
+def measure(
+    cases: Sequence[SwapCase], families: Sequence[Family], rounds: int, learning_share: float
+) -> Runs:
     """Every policy of every case once a round: those whose copies wait side by side, the others one by one."""
     runs: Runs = {
         case.name: {name: [] for family in families for name in family.settings()} for case in cases
     }
 
-    def lane(case: Case, number: int, family: Family, name: str) -> Lane[WatchedEngine, Run]:
-        def keep(run: Run) -> None:
+    def lane(case: SwapCase, number: int, family: Family, name: str) -> Lane[WatchedEngine, SwapRun]:
+        def keep(run: SwapRun) -> None:
             runs[case.name][name].append(run)
             say(
                 f"{case.name}, round {number + 1}, {name}: {run.makespan_s:.2f} s, "
@@ -104,7 +106,7 @@ def measure(cases: Sequence[Case], families: Sequence[Family], rounds: int, lear
         )
         return Lane(SwapEngine(), work, keep)
 
-    groups: list[list[Lane[WatchedEngine, Run]]] = []
+    groups: list[list[Lane[WatchedEngine, SwapRun]]] = []
     for number, case, family in product(range(rounds), cases, families):
         names = list(family.settings())[:: -1 if number % 2 else 1]
         lanes = [lane(case, number, family, name) for name in names]
@@ -113,7 +115,9 @@ def measure(cases: Sequence[Case], families: Sequence[Family], rounds: int, lear
     return runs
 
 
-def report(cases: Sequence[Case], families: Sequence[Family], runs: Runs, block_bytes: int) -> dict[str, Any]:
+def report(
+    cases: Sequence[SwapCase], families: Sequence[Family], runs: Runs, block_bytes: int
+) -> dict[str, Any]:
     """`cells` and `copy_time_hidden`."""
     laws = {
         load.name: law_of([run for case in cases if case.load is load for run in _all(runs[case.name])])
@@ -126,14 +130,14 @@ def report(cases: Sequence[Case], families: Sequence[Family], runs: Runs, block_
     return {"cells": cells, "copy_time_hidden": hidden}
 
 
-def _all(by_policy: Mapping[str, Sequence[Run]]) -> list[Run]:
+def _all(by_policy: Mapping[str, Sequence[SwapRun]]) -> list[SwapRun]:
     return [run for found in by_policy.values() for run in found]
 
 
 def _cell(
-    case: Case,
+    case: SwapCase,
     families: Sequence[Family],
-    runs: Mapping[str, Sequence[Run]],
+    runs: Mapping[str, Sequence[SwapRun]],
     law: StepSeconds,
     block_bytes: int,
 ) -> dict[str, Any]:
@@ -154,7 +158,7 @@ def _cell(
 
 
 def _hidden(
-    families: Sequence[Family], runs: Mapping[str, Sequence[Run]], law: StepSeconds
+    families: Sequence[Family], runs: Mapping[str, Sequence[SwapRun]], law: StepSeconds
 ) -> dict[str, Any]:
     """For each policy that copied in every round, the medians over the rounds."""
     found: dict[str, Any] = {}
@@ -186,7 +190,7 @@ def swap(
     costs, victims = measured_costs(loads)
     say(f"break-even: {victims}")
     cases = [
-        Case(load, name, factor * victims[load.name].break_even_bytes_per_s)
+        SwapCase(load, name, factor * victims[load.name].break_even_bytes_per_s)
         for load, (name, factor) in product(loads, bandwidths.items())
     ]
     found = report(cases, families, measure(cases, families, rounds, learning_share), costs.block_bytes)

@@ -237,7 +237,7 @@ FAMILIES = (SERIAL, BESIDE)
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class SwapCase:
     """A load at a bandwidth."""
 
     load: Load
@@ -279,7 +279,7 @@ class SwapEngine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class SwapRun:
     """One policy's requests served once, without those it learned from."""
 
     makespan_s: float
@@ -308,12 +308,12 @@ COUNTED = ("swapped_out_blocks", "swapped_in_blocks", "swap_out_s", "swap_in_s",
 """What a run takes from the engine's counters."""
 
 
-def run_of(watch: Watch, makespan_s: float, grown: Mapping[str, Any]) -> Run:
+def run_of(watch: Watch, makespan_s: float, grown: Mapping[str, Any]) -> SwapRun:
     """What was noted, and by how much the counters have grown."""
     summary = summarize(watch.records)
     assert summary.mean_jct_s is not None
     assert summary.p99_jct_s is not None
-    return Run(
+    return SwapRun(
         makespan_s=makespan_s,
         mean_jct_s=summary.mean_jct_s,
         p99_jct_s=summary.p99_jct_s,
@@ -330,19 +330,19 @@ def run_of(watch: Watch, makespan_s: float, grown: Mapping[str, Any]) -> Run:
 StepSeconds = Callable[[BatchShape], float]
 
 
-def law_of(runs: Sequence[Run]) -> StepSeconds:
+def law_of(runs: Sequence[SwapRun]) -> StepSeconds:
     """Seconds of a step of any shape, from the steps of these runs in which nothing was copied."""
     rows = [(step.shape, step.seconds) for run in runs for step in run.steps if not step.copying]
     random.Random(0).shuffle(rows)
     return fit_step_time(rows).law.step_s
 
 
-def at_one_speed_s(run: Run, law: StepSeconds) -> float:
+def at_one_speed_s(run: SwapRun, law: StepSeconds) -> float:
     """How long a run had taken at the law's speed; what it waited for copies stays as it was."""
     return fsum(law(step.shape) for step in run.steps) + run.copy_wait_s + run.idle_s
 
 
-def lengthened(run: Run, law: StepSeconds) -> float | None:
+def lengthened(run: SwapRun, law: StepSeconds) -> float | None:
     """By what share steps beside copies were longer than the run's others of their shape; None without copies."""
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for step in run.steps:
@@ -350,7 +350,7 @@ def lengthened(run: Run, law: StepSeconds) -> float | None:
     return median(ratios[True]) / median(ratios[False]) - 1 if all(ratios.values()) else None
 
 
-def hidden_share(run: Run, law: StepSeconds, *, serial: bool) -> float | None:
+def hidden_share(run: SwapRun, law: StepSeconds, *, serial: bool) -> float | None:
     """The share of copy time that nobody waited for; None if there was none. Noise may take it outside 0 to 1."""
     longer = lengthened(run, law)
     if not run.copy_s or longer is None:
@@ -368,10 +368,10 @@ def versus(own: Sequence[float], twins: Mapping[str, Sequence[float]]) -> dict[s
     return {"better": better, "ratio": median(ratios), "spread": [min(ratios), max(ratios)]}
 
 
-def policy_row(runs: Sequence[Run], law: StepSeconds, block_bytes: int) -> dict[str, Any]:
+def policy_row(runs: Sequence[SwapRun], law: StepSeconds, block_bytes: int) -> dict[str, Any]:
     """Means over the rounds of what one policy did; its makespan is the median."""
 
-    def mean(value: Callable[[Run], float]) -> float:
+    def mean(value: Callable[[SwapRun], float]) -> float:
         return fmean(map(value, runs))
 
     makespan_s = median(run.makespan_s for run in runs)
@@ -400,7 +400,7 @@ def share(part: int, rest: int) -> float | None:
     return part / (part + rest) if part + rest else None
 
 
-def rate(runs: Sequence[Run], blocks: str, seconds: str, block_bytes: int) -> float | None:
+def rate(runs: Sequence[SwapRun], blocks: str, seconds: str, block_bytes: int) -> float | None:
     """Bytes a second of all copies one way; None without any."""
     seconds_in_all = sum(getattr(run, seconds) for run in runs)
     copied = sum(getattr(run, blocks) for run in runs) * block_bytes
@@ -423,7 +423,7 @@ def run_once(
     seed: int,
     learning_share: float,
     bytes_per_s: float | None,
-) -> Run:
+) -> SwapRun:
     """Serve a load under one policy, after some requests of the same kind from which it learns costs."""
     engine.limit_copies(bytes_per_s)
     engine.schedule_with(settings)

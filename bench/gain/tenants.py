@@ -40,7 +40,7 @@ TOLD = {"vllm": False, "fastserve": False, "headway": True}
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TenantCell:
     """One run."""
 
     policy: str
@@ -58,7 +58,7 @@ class Cell:
         return self.policy if self.named or not TOLD[self.policy] else f"{self.policy}, tenants not named"
 
 
-def trace_of(cell: Cell) -> tuple[Sequence[TraceRequest], Mapping[str, str]]:
+def trace_of(cell: TenantCell) -> tuple[Sequence[TraceRequest], Mapping[str, str]]:
     """What is asked, and whose each request is."""
     rng = Random(f"tenants of {cell.seed}")
     asked = asked_by(requests(cell.load * cell.rate_rps, cell.seed), cell.kind, cell.targets, cell.seed)
@@ -68,7 +68,7 @@ def trace_of(cell: Cell) -> tuple[Sequence[TraceRequest], Mapping[str, str]]:
     return [replace(each, tenant=whose[each.id] if cell.named else "") for each in asked], whose
 
 
-def run(cell: Cell) -> tuple[Cell, Mapping[str, Sequence[Record]]]:
+def run(cell: TenantCell) -> tuple[TenantCell, Mapping[str, Sequence[Record]]]:
     """A cell and its records by tenant."""
     trace, whose = trace_of(cell)
     records, _, _ = simulated(trace, SYSTEM, cell.policy, Way("", HONEST), cell.seed)
@@ -77,13 +77,13 @@ def run(cell: Cell) -> tuple[Cell, Mapping[str, Sequence[Record]]]:
     }
 
 
-def cells(rate_rps: float, targets: Targets) -> list[Cell]:
+def cells(rate_rps: float, targets: Targets) -> list[TenantCell]:
     """Every run: each policy, `headway` also without names, and the calm tenant alone."""
     made = []
     for kind in (NONE, TWO):
         for load in LOADS:
             for seed in range(SEEDS):
-                cell = Cell("vllm", False, kind, load, seed, rate_rps, targets, alone=True)
+                cell = TenantCell("vllm", False, kind, load, seed, rate_rps, targets, alone=True)
                 made.append(cell)
                 for policy, shares in TOLD.items():
                     made += [
@@ -107,7 +107,9 @@ def report(jobs: int) -> dict[str, Any]:
     return {"measured_on": "simulated", "hardware": HARDWARE, "model": MODEL, "seeds": SEEDS, "cells": table}
 
 
-def _row(these: Sequence[Cell], found: Mapping[Cell, Mapping[str, Sequence[Record]]]) -> dict[str, Any]:
+def _row(
+    these: Sequence[TenantCell], found: Mapping[TenantCell, Mapping[str, Sequence[Record]]]
+) -> dict[str, Any]:
     """The figures of each column, by tenant."""
     alone = {cell.seed: summarize(found[cell][CALM]).mean_jct_s for cell in these if cell.alone}
     row: dict[str, Any] = {}

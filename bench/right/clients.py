@@ -271,7 +271,7 @@ LARGEST_LOGPROB_DIFFERENCE = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class GatewayUnderTest:
     """Where the gateway is, and one of its instances."""
 
     gateway_url: str
@@ -279,7 +279,7 @@ class Served:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Served]:
+def serving(folder: Path) -> Iterator[GatewayUnderTest]:
     """The gateway and its instances, ready; all end with the block. Raises UpstreamError if they do not get ready."""
     port = free_port()
     words = [*(sys.executable, "-m", "headway.cli", "serve", DEMO), "--pools", POOLS, "--port", str(port)]
@@ -294,7 +294,7 @@ def serving(folder: Path) -> Iterator[Served]:
                         f"not ready; its log ends: {(folder / 'gateway.log').read_text()[-2000:]}"
                     )
                 time.sleep(0.5)
-            yield Served(url, instance_url(process.pid))
+            yield GatewayUnderTest(url, instance_url(process.pid))
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(END_TIMEOUT_S)
@@ -321,7 +321,7 @@ def tried(name: str, try_it: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def try_openai(served: Served) -> dict[str, Any]:
+def try_openai(served: GatewayUnderTest) -> dict[str, Any]:
     """The `openai` client; `passed` if every answer is the instance's own."""
     from bench.right.client_openai import openai_client
 
@@ -329,13 +329,13 @@ def try_openai(served: Served) -> dict[str, Any]:
     return {"passed": not found["failed"], **found}
 
 
-def try_vllm_bench(served: Served, folder: Path) -> dict[str, Any]:
+def try_vllm_bench(served: GatewayUnderTest, folder: Path) -> dict[str, Any]:
     """`vllm bench serve`; `passed` if every request of both classes was answered."""
     classes = vllm_bench(served.gateway_url, DEMO, resolve_model(DEMO), folder)
     return {"passed": all_completed(classes), "classes": classes}
 
 
-def try_lm_eval(program: Path, served: Served, folder: Path) -> dict[str, Any]:
+def try_lm_eval(program: Path, served: GatewayUnderTest, folder: Path) -> dict[str, Any]:
     """lm-eval; `passed` if the scores are the same, and what they were made of nearly so."""
     tokenizer = resolve_model(DEMO)
     found = lm_eval(program, served.gateway_url, served.instance_url, DEMO, tokenizer, folder)

@@ -69,7 +69,7 @@ COPY_STEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ConformanceCase:
     """One cell of the grid."""
 
     preset: str
@@ -123,7 +123,7 @@ class FixedCost:
 class RealEngine(ModelFreeEngine):
     """The real scheduler under a preset, or another policy, on the bench's clock."""
 
-    def __init__(self, case: Case, model: str, policy: Policy | None = None) -> None:
+    def __init__(self, case: ConformanceCase, model: str, policy: Policy | None = None) -> None:
         config = engine_config(
             model,
             max_model_len=MAX_MODEL_LEN,
@@ -193,7 +193,9 @@ class Hearing(GuardedPolicy):
 class SimulatedSide:
     """The simulated engine under the same policy."""
 
-    def __init__(self, case: Case, limits: EngineLimits | None = None, policy: Policy | None = None) -> None:
+    def __init__(
+        self, case: ConformanceCase, limits: EngineLimits | None = None, policy: Policy | None = None
+    ) -> None:
         self.engine = SimulatedEngine(
             limits or limits_of(case), policy or policy_of(case), on_end=lambda record: None, check=True
         )
@@ -242,12 +244,12 @@ def free_of(engine: SimulatedEngine) -> tuple[int, int]:
     return engine.pool.free_blocks, on_host
 
 
-def policy_of(case: Case) -> Policy:
+def policy_of(case: ConformanceCase) -> Policy:
     """The preset, with costs that are the same on both sides."""
     return build_policy(find_preset(case.preset), FixedCost())
 
 
-def limits_of(case: Case) -> EngineLimits:
+def limits_of(case: ConformanceCase) -> EngineLimits:
     """The real engine's sizes; one of its blocks is the null block."""
     return EngineLimits(
         num_blocks=case.num_blocks - 1,
@@ -343,13 +345,15 @@ def _wish(rng: random.Random) -> dict[str, float | bool]:
     return {**wish, "headway_may_move": rng.random() < 0.8}
 
 
-def run_case(case: Case, model: str, script: list[Scripted], free: Tally, forced: Tally, every: int) -> None:
+def run_case(
+    case: ConformanceCase, model: str, script: list[Scripted], free: Tally, forced: Tally, every: int
+) -> None:
     """Drive both sides through the script; the real one's state is also copied before some steps."""
     compare(case, RealEngine(case, model), SimulatedSide(case), script, free, forced, every)
 
 
 def compare(
-    case: Case,
+    case: ConformanceCase,
     real: RealEngine,
     ours: SimulatedSide,
     script: list[Scripted],
@@ -415,10 +419,10 @@ def main() -> int:
     return 1 if result["unexplained"] else 0
 
 
-def grid(presets: list[str]) -> list[Case]:
+def grid(presets: list[str]) -> list[ConformanceCase]:
     """Every preset under every configuration."""
     return [
-        Case(preset, prefix_caching, num_blocks, asynchronous, host_blocks, batch_width)
+        ConformanceCase(preset, prefix_caching, num_blocks, asynchronous, host_blocks, batch_width)
         for preset in presets
         for batch_width in ((None, NARROW) if pauses(find_preset(preset)) else (None,))
         for num_blocks, host_blocks in memories(preset, narrow=batch_width is not None)
@@ -437,7 +441,7 @@ def memories(preset: str, *, narrow: bool) -> list[tuple[int, int]]:
     return chosen
 
 
-def report(free: dict[Case, Tally], forced: Tally) -> dict[str, Any]:
+def report(free: dict[ConformanceCase, Tally], forced: Tally) -> dict[str, Any]:
     """The figures; a difference nobody has named is unexplained, and none has been named so far."""
     tallies = free.values()
     differences = [tally.first_difference for tally in tallies if tally.first_difference is not None]

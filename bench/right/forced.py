@@ -218,7 +218,7 @@ def register_parts(folder: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ForcedRequest:
     """One request: the step it arrives at, its prompt, how it samples, the JSON schema it is bound to.
 
     `adapter` is the number of its LoRA adapter, 0 for none.
@@ -268,7 +268,7 @@ class Answers:
         return inf
 
 
-class Engine:
+class ForcedEngine:
     """vLLM's engine in this process; while it is idle its scheduler is built anew, stock or ours."""
 
     def __init__(
@@ -314,7 +314,7 @@ class Engine:
         return int(self._core.vllm_config.max_concurrent_batches)
 
     def stock(
-        self, requests: Sequence[Request], token_budget: int, logprobs_of: Collection[int] = ()
+        self, requests: Sequence[ForcedRequest], token_budget: int, logprobs_of: Collection[int] = ()
     ) -> Answers:
         """What vLLM's own scheduler makes of the requests."""
         scheduler = self._schedule_with(None, token_budget)
@@ -322,7 +322,7 @@ class Engine:
         return self._run(requests, logprobs_of)
 
     def ours(
-        self, settings: dict[str, Any], requests: Sequence[Request], token_budget: int
+        self, settings: dict[str, Any], requests: Sequence[ForcedRequest], token_budget: int
     ) -> tuple[Answers, Counter[str]]:
         """What Headway makes of them under these settings, and what the run met."""
         scheduler = self._schedule_with(settings, token_budget)
@@ -358,7 +358,7 @@ class Engine:
         put_in_scheduler(self._core)
         return self._core.scheduler
 
-    def _run(self, requests: Sequence[Request], logprobs_of: Collection[int] = ()) -> Answers:
+    def _run(self, requests: Sequence[ForcedRequest], logprobs_of: Collection[int] = ()) -> Answers:
         """Send every request at its step, until all have ended and the workers know it."""
         answers = Answers()
         self._runs += 1
@@ -380,7 +380,7 @@ class Engine:
             self._engine.has_unfinished_requests() or core.scheduler.has_requests() or core.batch_queue
         )
 
-    def _send(self, index: int, request: Request, *, with_logprobs: bool) -> None:
+    def _send(self, index: int, request: ForcedRequest, *, with_logprobs: bool) -> None:
         from vllm.lora.request import LoRARequest
         from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 
@@ -469,7 +469,7 @@ the chunk that a prompt begins with for the whole of it."""
 HITS = "vllm:external_prefix_cache_hits_total"
 
 
-def two_stages(preset: str, requests: Sequence[Request], folder: Path) -> tuple[Answers, Counter[str]]:
+def two_stages(preset: str, requests: Sequence[ForcedRequest], folder: Path) -> tuple[Answers, Counter[str]]:
     """Answers of fresh instances under a preset, every second one streamed, and what they met."""
     storage, port = folder / f"kv-{preset}", _three_free_ports()
     connector = {
@@ -506,11 +506,11 @@ async def _until_both_are_ready(url: str) -> None:
             await asyncio.sleep(0.5)
 
 
-async def _ask(url: str, requests: Sequence[Request]) -> Answers:
+async def _ask(url: str, requests: Sequence[ForcedRequest]) -> Answers:
     answers, places = Answers(), asyncio.Semaphore(AT_ONCE)
     async with aiohttp.ClientSession() as session:
 
-        async def ask(index: int, request: Request) -> None:
+        async def ask(index: int, request: ForcedRequest) -> None:
             async with places:
                 tokens = await _tokens(session, url, request, stream=index % 2 == 1)
                 answers.tokens[index, 0] = tokens
@@ -521,7 +521,9 @@ async def _ask(url: str, requests: Sequence[Request]) -> Answers:
     return answers
 
 
-async def _tokens(session: aiohttp.ClientSession, url: str, request: Request, *, stream: bool) -> list[int]:
+async def _tokens(
+    session: aiohttp.ClientSession, url: str, request: ForcedRequest, *, stream: bool
+) -> list[int]:
     sampling = request.sampling
     hints = {name: value for name, value in sampling["extra_args"].items() if value != ""}
     asked = {name: sampling[name] for name in ("temperature", "max_tokens", "ignore_eos")}

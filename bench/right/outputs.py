@@ -49,8 +49,8 @@ from bench.command import command_line, moves_ahead, preset_option, say
 from bench.right.forced import (
     SPARED,
     Answers,
-    Engine,
-    Request,
+    ForcedEngine,
+    ForcedRequest,
     forced_settings,
     register_parts,
     storm_settings,
@@ -269,13 +269,13 @@ class Answer(msgspec.Struct):
     tags: Annotated[list[Literal["x", "yy"]], msgspec.Meta(min_length=1, max_length=2)]
 
 
-def write_requests(feature: str, load: Load, count: int) -> list[Request]:
+def write_requests(feature: str, load: Load, count: int) -> list[ForcedRequest]:
     """The same requests for every run of a feature, arriving over a few steps."""
     rng = random.Random(f"{feature} {load.name}")
     adapters = {"lora": (1, 2, 3), "lora-base": (0, 1, 2, 3)}.get(feature, (0,))
-    requests: list[Request] = []
+    requests: list[ForcedRequest] = []
     for index in range(count):
-        request = Request(
+        request = ForcedRequest(
             at_step=(requests[-1].at_step if requests else 0) + rng.choice((0, 0, 1, 3)),
             prompt=_prompt(feature, load, index, rng),
             sampling=_sampling(feature, load, index, rng),
@@ -327,7 +327,7 @@ class Trial:
     """One load: its requests, and what stock vLLM answers."""
 
     load: Load
-    requests: list[Request]
+    requests: list[ForcedRequest]
     stock: Answers = field(default_factory=Answers)
 
 
@@ -358,7 +358,7 @@ def _trials(name: str, loads: Sequence[Load], count: int) -> list[Trial]:
     return [Trial(load, write_requests(name, load, n)) for load, n in zip(loads, shares, strict=True)]
 
 
-def _ask_stock(engine: Engine, feature: Feature, trials: Sequence[Trial]) -> Cell | None:
+def _ask_stock(engine: ForcedEngine, feature: Feature, trials: Sequence[Trial]) -> Cell | None:
     """Fill in stock's answers; if vLLM itself cannot do this, and is known not to, why."""
     try:
         for trial in trials:
@@ -369,10 +369,10 @@ def _ask_stock(engine: Engine, feature: Feature, trials: Sequence[Trial]) -> Cel
     return None
 
 
-def _engine(feature: Feature, folder: Path) -> Engine:
+def _engine(feature: Feature, folder: Path) -> ForcedEngine:
     """The feature's engine; what its connector stores goes into a folder."""
     connector = feature.connector and json.loads(json.dumps(feature.connector).replace(FOLDER, str(folder)))
-    return Engine(feature.engine, WHOLE.token_budget, folder, feature.host_blocks, connector)
+    return ForcedEngine(feature.engine, WHOLE.token_budget, folder, feature.host_blocks, connector)
 
 
 def _known(feature: Feature, error: Exception) -> Cell:
@@ -382,7 +382,7 @@ def _known(feature: Feature, error: Exception) -> Cell:
     return {"unsupported": str(error)}
 
 
-def _check_stability(engine: Engine, trial: Trial) -> None:
+def _check_stability(engine: ForcedEngine, trial: Trial) -> None:
     """RuntimeError if stock answers otherwise when it has one request at a time: then nothing compares."""
     apart = [replace(request, at_step=index * STEPS_APART) for index, request in enumerate(trial.requests)]
     alone = engine.stock(apart, trial.load.token_budget)
@@ -391,7 +391,7 @@ def _check_stability(engine: Engine, trial: Trial) -> None:
         raise RuntimeError(f"{UNSTABLE}: {len(differing)} of {len(apart)} requests differ from a run alone")
 
 
-def _cell(engine: Engine, name: str, preset: Preset, trials: Sequence[Trial], folder: Path) -> Cell:
+def _cell(engine: ForcedEngine, name: str, preset: Preset, trials: Sequence[Trial], folder: Path) -> Cell:
     """Run a preset under disturbance and compare; `error` says what the runs should have met and did not."""
     cell = dict.fromkeys(("requests", "identical", "near_ties", *TOLD), 0)
     feature = FEATURES[name]
@@ -445,7 +445,7 @@ def _invalid(answers: Answers) -> set[int]:
     return invalid
 
 
-def _near_ties(who: str, engine: Engine, trial: Trial, answers: Answers, wrong: set[int]) -> int:
+def _near_ties(who: str, engine: ForcedEngine, trial: Trial, answers: Answers, wrong: set[int]) -> int:
     """How many of the `wrong` part from stock between two tokens that stock itself finds equally likely."""
     if not wrong:
         return 0

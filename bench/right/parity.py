@@ -37,7 +37,7 @@ MAX_STEPS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class ParityCase:
     """One configuration both schedulers run under."""
 
     prefix_caching: bool
@@ -50,7 +50,7 @@ class Case:
         return f"{mode}, prefix caching {'on' if self.prefix_caching else 'off'}"
 
 
-CASES = [Case(prefix, asynchronous) for asynchronous in (False, True) for prefix in (False, True)]
+CASES = [ParityCase(prefix, asynchronous) for asynchronous in (False, True) for prefix in (False, True)]
 
 
 class Reversed(Arrival):
@@ -109,7 +109,7 @@ def make_script(count: int) -> list[ScriptedRequest]:
     return script
 
 
-def run_case(model: str, script: list[ScriptedRequest], case: Case) -> dict[str, int]:
+def run_case(model: str, script: list[ScriptedRequest], case: ParityCase) -> dict[str, int]:
     """Stock, ours and the mutant under one configuration."""
     print(case.name, "...", file=sys.stderr)
     config = engine_config(model, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=case.prefix_caching)

@@ -130,7 +130,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
 
 
 @dataclass(slots=True)
-class Cell:
+class FeatureCell:
     """What the runs of one feature, or of one preset with it, came to.
 
     `unended` requests were lost or are left over, `leaked` are KV blocks that did not come free. `taken_over` are runs
@@ -228,7 +228,7 @@ def _steps(engine: ModelFreeEngine, feature: Feature, script: Sequence[ScriptedR
 
 
 def run(
-    preset: str, feature: Feature, script: Sequence[ScriptedRequest], cell: Cell, *, asynchronous: bool
+    preset: str, feature: Feature, script: Sequence[ScriptedRequest], cell: FeatureCell, *, asynchronous: bool
 ) -> None:
     """Serve the script under a preset, and add what came of it."""
     width = None if preset == "vllm" else NARROW
@@ -256,7 +256,7 @@ def run(
 
 def feature_row(name: str, presets: Sequence[str], script: Sequence[ScriptedRequest]) -> dict[str, Any]:
     """One feature under all presets."""
-    feature, total = FEATURES[name], Cell()
+    feature, total = FEATURES[name], FeatureCell()
     wrong: dict[str, int] = {}
     modes = (False, True) if feature.asynchronous is None else (feature.asynchronous,)
     for preset in presets:

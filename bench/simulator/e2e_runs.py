@@ -94,7 +94,7 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class PublishedRun:
     """One run's settings and requests."""
 
     name: str
@@ -124,7 +124,7 @@ def main() -> None:
     print(json.dumps({"runs": runs, "median_abs_error": medians, "prefill_factor": round(prefill_factor, 4)}))
 
 
-def read_runs(data: Path) -> list[Run]:
+def read_runs(data: Path) -> list[PublishedRun]:
     """The runs in the order of the table, each with its requests in order of arrival."""
     found: dict[str, list[dict[str, str]]] = defaultdict(list)
     with gzip.open(data / REQUESTS, "rt", newline="") as lines:
@@ -134,11 +134,12 @@ def read_runs(data: Path) -> list[Run]:
         rows.sort(key=lambda row: float(row["arrival_s"]))
     with (data / RUNS).open(newline="") as lines:
         return [
-            Run(name=row["run"], settings=row, requests=found[row["run"]]) for row in csv.DictReader(lines)
+            PublishedRun(name=row["run"], settings=row, requests=found[row["run"]])
+            for row in csv.DictReader(lines)
         ]
 
 
-def judge(run: Run, prefill_factor: float) -> dict[str, Any]:
+def judge(run: PublishedRun, prefill_factor: float) -> dict[str, Any]:
     """Real and simulated figures of a run, and each one's relative error (simulated / real - 1)."""
     real = figures(real_timelines(run))
     requests = trace_requests(run)
@@ -165,7 +166,7 @@ def serve(requests: Sequence[TraceRequest], system: System) -> tuple[Figures, En
     return figures(map(simulated_timeline, result.records)), next(iter(result.totals.values()))
 
 
-def system_of(run: Run, link_ratio: float | None = None) -> System:
+def system_of(run: PublishedRun, link_ratio: float | None = None) -> System:
     """The engine that served a run, as far as its settings say; the cache size vLLM would choose where they do not.
 
     Engines that share their experts take every step together, so they are taken for one engine of all their GPUs,
@@ -193,7 +194,7 @@ def system_of(run: Run, link_ratio: float | None = None) -> System:
     return System(limits=limits, calibration=calibration)
 
 
-def variants_of(run: Run, prefill_factor: float) -> dict[str, System]:
+def variants_of(run: PublishedRun, prefill_factor: float) -> dict[str, System]:
     """The same engine with one thing else, by what it is."""
     system, device = system_of(run), device_of(run.settings["gpu"])
     if device == "h100":
@@ -235,7 +236,7 @@ def is_asynchronous(version: str) -> bool:
     return (int(major), int(minor)) >= FIRST_ASYNCHRONOUS
 
 
-def trace_requests(run: Run) -> list[TraceRequest]:
+def trace_requests(run: PublishedRun) -> list[TraceRequest]:
     """The requests of a run. All share their first tokens as far as the settings say so, and nothing else."""
     shared = tuple(range(int(run.settings["shared_prefix_tokens"]) // MOONCAKE_BLOCK_TOKENS))
     return [
@@ -251,7 +252,7 @@ def trace_requests(run: Run) -> list[TraceRequest]:
     ]
 
 
-def real_timelines(run: Run) -> Iterable[Timeline]:
+def real_timelines(run: PublishedRun) -> Iterable[Timeline]:
     """What the server recorded of each request."""
     for row in run.requests:
         yield Timeline(

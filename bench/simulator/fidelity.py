@@ -42,12 +42,12 @@ from bench.simulator.fidelity_runs import (
     PLAIN,
     SWAPS,
     TARGETED,
-    Cell,
+    FidelityCell,
+    FidelityRun,
+    FidelitySetup,
+    FidelityStream,
     Folder,
-    RealRun,
     RealSide,
-    Run,
-    Setup,
     at_speed_of,
     mean_run,
     measure_real,
@@ -165,18 +165,20 @@ def compare(folder: Folder) -> dict[str, Any]:
     }
 
 
-def _real_runs(side: RealSide, policy: str, load: float) -> list[RealRun]:
-    return [RealRun(policy, load, number) for number in range(side.runs)]
+def _real_runs(side: RealSide, policy: str, load: float) -> list[FidelityStream]:
+    return [FidelityStream(policy, load, number) for number in range(side.runs)]
 
 
 def _is_whole(folder: Folder, side: RealSide, policy: str, load: float) -> bool:
     return all(folder.has(run) for run in _real_runs(side, policy, load))
 
 
-def _compared(folder: Folder, side: RealSide, calibration: Calibration, policy: str, load: float) -> Cell:
+def _compared(
+    folder: Folder, side: RealSide, calibration: Calibration, policy: str, load: float
+) -> FidelityCell:
     runs = _real_runs(side, policy, load)
 
-    def simulated_as(run: RealRun, costs: Calibration) -> Run:
+    def simulated_as(run: FidelityStream, costs: Calibration) -> FidelityRun:
         trace = side.trace(run)
         return mean_run([simulated(costs, trace, policy, side, seed) for seed in range(SIMULATED_SEEDS)])
 
@@ -184,7 +186,7 @@ def _compared(folder: Folder, side: RealSide, calibration: Calibration, policy: 
     for run, found in zip(runs, model, strict=True):
         folder.keep(run.simulated_name, found.records)
     own = [simulated_as(run, at_speed_of(calibration, folder.steps(run))) for run in runs]
-    return Cell([folder.real(run) for run in runs], model, own)
+    return FidelityCell([folder.real(run) for run in runs], model, own)
 
 
 def main() -> None:
@@ -227,7 +229,7 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def setup_of(arguments: argparse.Namespace) -> Setup:
+def setup_of(arguments: argparse.Namespace) -> FidelitySetup:
     """What is to be compared. Raises ConfigError for what is not accepted, before an engine starts."""
     for name in ("runs", "seconds", "profile_seconds"):
         value = getattr(arguments, name)

@@ -27,7 +27,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.kv.host import HostKv
 from headway.engine.profiling.profile import Measurements, Profiler
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm.stepped_engine import EngineSizes, SteppedEngine
+from headway.engine.vllm.stepped_engine import ReportedSizes, SteppedEngine
 from headway.errors import ConfigError
 from headway.lab.predictor_choice import length_source
 from headway.lab.real_engine import ServedStep, run_real
@@ -57,7 +57,7 @@ OTHER_STREAM = 1000
 """From the seed of a stream to that of the next."""
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class FidelitySetup(msgspec.Struct, frozen=True, kw_only=True):
     """What is compared: policies, loads, and the engine's memory. None for KV blocks: as many as vLLM takes.
 
     `narrow` is the batch width of those that pause; the others run as many as there are slots. `slo` are the
@@ -88,8 +88,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         return (*flags, "--num-gpu-blocks-override", str(self.num_blocks + 1))
 
 
-PLAIN = Setup(policies=("vllm", "sarathi", "sjf", "hrrn"), loads=(0.5, 0.8, 1.1))
-SWAPS = Setup(
+PLAIN = FidelitySetup(policies=("vllm", "sarathi", "sjf", "hrrn"), loads=(0.5, 0.8, 1.1))
+SWAPS = FidelitySetup(
     policies=(
         *("adaptivellm", "adaptivellm-plus", "vllm-s", "vllm-s-fallback"),
         *("adaptivellm-memory", "adaptivellm-fairness", "adaptivellm-predict-only"),
@@ -103,7 +103,9 @@ SWAPS = Setup(
     narrow=3,
 )
 """Room for four or five requests; at 200 MB/s some requests are swapped more cheaply and some computed again."""
-TARGETED = Setup(policies=("ascendra-lp", "ascendra-hp"), loads=(0.9, 1.3), slo=Slo(ttft_s=2.0, tbt_s=0.25))
+TARGETED = FidelitySetup(
+    policies=("ascendra-lp", "ascendra-hp"), loads=(0.9, 1.3), slo=Slo(ttft_s=2.0, tbt_s=0.25)
+)
 """At 1.3 a queue of more than the target builds up within ten seconds."""
 
 
@@ -119,7 +121,7 @@ def predictions(policy: str, trace: Sequence[TraceRequest]) -> LengthSource | No
 
 
 @dataclass(frozen=True, slots=True)
-class RealRun:
+class FidelityStream:
     """One stream of a cell, served for real."""
 
     policy: str
@@ -140,13 +142,13 @@ class RealRun:
 class RealSide(msgspec.Struct, frozen=True, kw_only=True):
     """What the simulated side needs to know of the real one."""
 
-    setup: Setup
-    sizes: EngineSizes
+    setup: FidelitySetup
+    sizes: ReportedSizes
     capacity_rps: float
     run_s: float
     runs: int
 
-    def trace(self, run: RealRun) -> list[TraceRequest]:
+    def trace(self, run: FidelityStream) -> list[TraceRequest]:
         """The stream of a run: the same for every policy at its load."""
         seed = round(100 * run.load) + OTHER_STREAM * run.number
         return stream(run.load * self.capacity_rps, self.run_s, seed, self.setup.slo)
@@ -161,7 +163,7 @@ Values = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class FidelityRun:
     """One run of a stream, real or simulated: its metrics, and what it took."""
 
     values: Values
@@ -169,10 +171,10 @@ class Run:
     records: Sequence[Record] = ()
 
 
-def run_of(records: Sequence[Record], steps: int) -> Run:
+def run_of(records: Sequence[Record], steps: int) -> FidelityRun:
     """The run that left these records, with so many steps that had work."""
     summary = summarize(records).to_dict()
-    return Run(
+    return FidelityRun(
         values={key: float(summary[key] or 0.0) for key in METRICS},
         counts={
             "steps": steps,
@@ -185,22 +187,22 @@ def run_of(records: Sequence[Record], steps: int) -> Run:
     )
 
 
-def mean_run(runs: Sequence[Run]) -> Run:
+def mean_run(runs: Sequence[FidelityRun]) -> FidelityRun:
     """One stream simulated several times, as one run; its records are the first one's."""
     values, counts = means([run.values for run in runs]), means([run.counts for run in runs])
-    return Run(values, counts, runs[0].records)
+    return FidelityRun(values, counts, runs[0].records)
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class FidelityCell:
     """One policy at one load: real runs, a stream each, and the same streams simulated.
 
     `simulated` goes by the profile's costs, `own` by those at the speed that the machine had in each real run.
     """
 
-    real: Sequence[Run]
-    simulated: Sequence[Run]
-    own: Sequence[Run]
+    real: Sequence[FidelityRun]
+    simulated: Sequence[FidelityRun]
+    own: Sequence[FidelityRun]
 
     def to_dict(self) -> dict[str, Any]:
         """Means over the streams, and errors of these, as fractions."""
@@ -216,7 +218,7 @@ class Cell:
             },
         }
 
-    def _errors(self, simulated: Sequence[Run]) -> Values:
+    def _errors(self, simulated: Sequence[FidelityRun]) -> Values:
         found, real = means([run.values for run in simulated]), means([run.values for run in self.real])
         return {key: found[key] / real[key] - 1 for key in METRICS}
 
@@ -337,7 +339,7 @@ class Folder:
             return None
         return msgspec.json.decode(self._side_file.read_bytes(), type=RealSide)
 
-    def begun(self, setup: Setup, runs: int, run_s: float) -> RealSide | None:
+    def begun(self, setup: FidelitySetup, runs: int, run_s: float) -> RealSide | None:
         """The side of a command that is to go on, its policies beside those before; None for one that begins.
 
         Raises ConfigError if the folder is of another kind of runs.
@@ -381,14 +383,14 @@ class Folder:
     def _records_file(self, name: str) -> Path:
         return self.path / f"{name}.jsonl"
 
-    def _steps_file(self, run: RealRun) -> Path:
+    def _steps_file(self, run: FidelityStream) -> Path:
         return self.path / f"{run.name}-steps.json"
 
-    def has(self, run: RealRun) -> bool:
+    def has(self, run: FidelityStream) -> bool:
         """Whether a real run has ended."""
         return self._records_file(run.name).is_file()
 
-    def keep_real(self, run: RealRun, records: Sequence[Record], steps: Sequence[ServedStep]) -> None:
+    def keep_real(self, run: FidelityStream, records: Sequence[Record], steps: Sequence[ServedStep]) -> None:
         """A real run has ended; its records, which say so, come last."""
         write_whole(self._steps_file(run), json.dumps([_row(step) for step in steps]).encode())
         self.keep(run.name, records)
@@ -397,12 +399,12 @@ class Folder:
         """The records of a run, real or simulated."""
         write_records(self._records_file(name), records)
 
-    def steps(self, run: RealRun) -> list[Row]:
+    def steps(self, run: FidelityStream) -> list[Row]:
         """The steps of a real run."""
         found: list[Row] = json.loads(self._steps_file(run).read_bytes())
         return found
 
-    def real(self, run: RealRun) -> Run:
+    def real(self, run: FidelityStream) -> FidelityRun:
         """A real run."""
         return run_of(read_records(self._records_file(run.name)), len(self.steps(run)))
 
@@ -417,7 +419,7 @@ def _row(served: ServedStep) -> Row:
 BURST_REQUESTS = 96
 
 
-def measure_real(folder: Folder, setup: Setup, runs: int, run_s: float, profile_s: float) -> None:
+def measure_real(folder: Folder, setup: FidelitySetup, runs: int, run_s: float, profile_s: float) -> None:
     """Find the capacity, serve every cell that is not there yet, profile in between.
 
     A slice of the profile comes before every run, so that what else the machine does falls on both alike. Raises
@@ -425,7 +427,7 @@ def measure_real(folder: Folder, setup: Setup, runs: int, run_s: float, profile_
     """
     begun = folder.begun(setup, runs, run_s)
     # All cells once, then all again, for the same reason.
-    every = [RealRun(policy, load, run) for run, (policy, load) in product(range(runs), setup.cells())]
+    every = [FidelityStream(policy, load, run) for run, (policy, load) in product(range(runs), setup.cells())]
     todo = [run for run in every if not folder.has(run)]
     if not todo:
         return
@@ -447,7 +449,7 @@ def measure_real(folder: Folder, setup: Setup, runs: int, run_s: float, profile_
         engine.close()
 
 
-def _serve(folder: Folder, engine: SteppedEngine, side: RealSide, run: RealRun) -> None:
+def _serve(folder: Folder, engine: SteppedEngine, side: RealSide, run: FidelityStream) -> None:
     gc.collect()
     settings = EngineSettings(policy=run.policy, batch_width=side.setup.batch_width(run.policy))
     trace = side.trace(run)
@@ -464,7 +466,7 @@ def _capacity_rps(engine: SteppedEngine) -> float:
     return len(run.records) / max(record.finished_s or 0.0 for record in run.records)
 
 
-def _started(setup: Setup) -> SteppedEngine:
+def _started(setup: FidelitySetup) -> SteppedEngine:
     """The engine, its worker on the first core and this loop on the last, so that they do not trade places."""
     cores: Sequence[int] = sorted(os.sched_getaffinity(0))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -493,7 +495,7 @@ def simulated(
     policy: str,
     side: RealSide,
     seed: int = 0,
-) -> Run:
+) -> FidelityRun:
     """The same stream on one simulated engine of the same sizes."""
     sizes, host_kv = side.sizes, side.setup.host_kv
     limits = EngineLimits(

@@ -17,7 +17,7 @@ from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import VLLM_COMES_BY
 from headway.json_file import read_json, write_json
 from headway.lab.kept_runs import release
-from headway.lab.papers import Request, Tell
+from headway.lab.papers import PaperRequest, Tell
 from headway.lab.real_engine import run_real
 from headway.results import Summary, summarize
 from headway.results.study import StudyPart, StudyTable, Value
@@ -73,13 +73,13 @@ class RealMeasurement(Generic[MeasuredT]):
         """The modules that are needed and not installed."""
         return [module for module in self.needed if find_spec(module) is None]
 
-    def more_seconds(self, request: Request) -> float:
+    def more_seconds(self, request: PaperRequest) -> float:
         """About how long `found` will take. Raises RecordError as it does."""
         if request.quick or read_current(request.root / self.file, self.kind) or self.missing():
             return 0.0
         return self.seconds
 
-    def found(self, request: Request, tell: Tell) -> MeasuredT | None:
+    def found(self, request: PaperRequest, tell: Tell) -> MeasuredT | None:
         """What the folder keeps of these releases, else measured now and kept; None if left out or impossible.
 
         Raises RecordError if what is kept cannot be read, and what measuring raises.

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from headway.errors import SimulationError
 from headway.lab.kept_runs import FILE, Digested, Kept, run_kept
-from headway.lab.papers import Request, Size, Tell, Tick
+from headway.lab.papers import PaperRequest, Size, Tell, Tick
 from headway.results.study import Chart, Study, StudyPart, StudyTable, Value
 from headway.results.svg import Points, settings_svg
 
@@ -250,25 +250,25 @@ class RepeatedPaper(ABC, Generic[FindingsT]):
     title: ClassVar[str]
 
     @abstractmethod
-    def findings(self, request: Request) -> FindingsT:
+    def findings(self, request: PaperRequest) -> FindingsT:
         """The runs that are asked for, with what the request's folder keeps of them."""
 
     @abstractmethod
-    def more_seconds(self, request: Request) -> float:
+    def more_seconds(self, request: PaperRequest) -> float:
         """About how long everything takes that is not a simulated run."""
 
     @abstractmethod
-    def study(self, findings: FindingsT, request: Request, tell: Tell) -> Study:
+    def study(self, findings: FindingsT, request: PaperRequest, tell: Tell) -> Study:
         """What came out, once all runs are made."""
 
-    def size(self, request: Request) -> Size:
+    def size(self, request: PaperRequest) -> Size:
         """As `Paper.size`."""
         findings = self.findings(request)
         runs, done = findings.scope.num_runs(), findings.num_kept()
         seconds = (runs - done) * findings.scope.seconds_a_run() / request.jobs
         return Size(runs=runs, kept=done, seconds=seconds + self.more_seconds(request))
 
-    def reproduce(self, request: Request, tick: Tick, tell: Tell) -> Study:
+    def reproduce(self, request: PaperRequest, tick: Tick, tell: Tell) -> Study:
         """As `Paper.reproduce`."""
         findings = self.findings(request)
         findings.make(request.jobs, tick)

@@ -14,7 +14,7 @@ from headway_reproduce.adaptivellm.predictor_errors import PredictorErrors
 from headway_reproduce.adaptivellm.setting import QUICK
 from headway_reproduce.ascendra.cells import QUICK as QUICK_OF_ASCENDRA
 from headway_reproduce.fastserve.setting import QUICK as QUICK_OF_FASTSERVE
-from headway_reproduce.magnus.cells import Scope
+from headway_reproduce.magnus.cells import MagnusScope
 from headway_reproduce.magnus.data import find_data
 from headway_reproduce.study_runs import FILE
 
@@ -71,7 +71,7 @@ def test_all_papers_have_a_folder_and_a_key_each(headway: Headway, tmp_path: Pat
     kept(folder, QUICK)
     (folder / "predictors-quick.json").write_bytes(msgspec.json.encode(PredictorErrors(reason="Not now.")))
     kept_of_fastserve(tmp_path / "fastserve", QUICK_OF_FASTSERVE)
-    keep_all_of_magnus(tmp_path / "magnus", Scope(source=find_data(data), quick=True))
+    keep_all_of_magnus(tmp_path / "magnus", MagnusScope(source=find_data(data), quick=True))
     kept_of_ascendra(tmp_path / "ascendra", QUICK_OF_ASCENDRA)
     ended = headway("reproduce", "all", "--quick", "--json", "--out", tmp_path, "--data", data)
     assert list(json.loads(ended.out)) == ["adaptivellm", "ascendra", "fastserve", "magnus"]

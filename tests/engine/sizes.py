@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headway.engine.vllm.stepped_engine import EngineSizes
+from headway.engine.vllm.stepped_engine import ReportedSizes
 
-SIZES = EngineSizes(
+SIZES = ReportedSizes(
     block_size=32,
     num_blocks=511,
     max_num_seqs=16,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headway.core.batch_shape import BatchShape
-from headway.engine.vllm.stepped_engine import EngineSizes, SteppedStep
+from headway.engine.vllm.stepped_engine import ReportedSizes, SteppedStep
 from tests.engine.sizes import SIZES
 
 SCHEDULE_S = 1e-4
@@ -37,7 +37,7 @@ class FakeRequest:
 class FakeEngine:
     """Serves residents in order of arrival with one token budget, as the real one's shapes would be."""
 
-    def __init__(self, sizes: EngineSizes = SIZES) -> None:
+    def __init__(self, sizes: ReportedSizes = SIZES) -> None:
         self.sizes = sizes
         self.waiting: deque[FakeRequest] = deque()
         self.running: list[FakeRequest] = []

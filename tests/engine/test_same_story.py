@@ -10,7 +10,7 @@ import pytest
 from bench.right.conformance import (
     HOST_BLOCKS,
     SHORT_BLOCKS,
-    Case,
+    ConformanceCase,
     FixedCost,
     RealEngine,
     Scripted,
@@ -49,7 +49,7 @@ class Following:
 class FollowedSide(SimulatedSide):
     """The simulated engine, followed."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: ConformanceCase) -> None:
         self.following = Following()
         super().__init__(case, policy=watched(policy_of(case), self.following, "", FixedCost()))
         self.engine._on_end = self.following.ended
@@ -79,7 +79,7 @@ def told(trail: Trail, id_: str) -> dict[str, object]:
     [("vllm", 0), ("ascendra-lp", 0), ("fastserve", HOST_BLOCKS), ("vllm-s-fallback", HOST_BLOCKS)],
 )
 def test_both_tell_the_same_story_of_every_request(preset: str, host_blocks: int, asynchronous: bool) -> None:
-    case = Case(preset, False, SHORT_BLOCKS, asynchronous, host_blocks)
+    case = ConformanceCase(preset, False, SHORT_BLOCKS, asynchronous, host_blocks)
     real, ours = RealEngine(case, str(ensure_demo_random())), FollowedSide(case)
     script: list[Scripted] = make_script(40, seed=5)
     for _ in drive(real, ours, script):

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from headway.gateway.fleet.health import StallDetector
+from headway.gateway.fleet.health import HungEngineDetector
 from headway.gateway.fleet.member import Member
 from headway.http_client import open_session
 from tests.gateway.fleets import SmallServer, running, until
@@ -49,7 +49,7 @@ async def test_who_has_requests_and_takes_no_step_stands_still(
     async with running(server.launched()) as fleet, open_session() as session:
         await until(fleet.names)
         (member,) = fleet.members
-        progress = StallDetector(PATIENCE_S, lambda: now_s)
+        progress = HungEngineDetector(PATIENCE_S, lambda: now_s)
         told = None
         for look in range(11):
             server.behave(**ways(look))
@@ -61,7 +61,7 @@ async def test_who_has_requests_and_takes_no_step_stands_still(
 
 
 async def asked(
-    progress: StallDetector, session: aiohttp.ClientSession, member: Member, *, busy: bool
+    progress: HungEngineDetector, session: aiohttp.ClientSession, member: Member, *, busy: bool
 ) -> str | None:
     return await progress.problem(session, member.url, 60.0, busy=busy)
 
@@ -71,7 +71,7 @@ async def test_who_stood_still_has_to_move_whatever_is_asked_of_it(tmp_path: Pat
     async with running(server.launched()) as fleet, open_session() as session:
         await until(fleet.names)
         (member,) = fleet.members
-        progress = StallDetector(PATIENCE_S, lambda: now_s)
+        progress = HungEngineDetector(PATIENCE_S, lambda: now_s)
         server.behave(steps=7, running=1)
         await asked(progress, session, member, busy=True)
         now_s = PATIENCE_S

@@ -21,7 +21,7 @@ from headway.planner.sampling import (
     spread,
     van_der_corput,
 )
-from headway.planner.space import Index, PolicyGrid, Space
+from headway.planner.space import Index, PolicySettings, Space
 from headway.traces import TraceRequest
 
 
@@ -40,11 +40,11 @@ def made(index: Index, gpus: int = 1, policy: str = "vllm") -> Configuration:
     )
 
 
-def grid(*shape: int, gpus: int = 1, policy: str = "vllm", without: int | None = None) -> PolicyGrid:
+def grid(*shape: int, gpus: int = 1, policy: str = "vllm", without: int | None = None) -> PolicySettings:
     """All of a shape but what has this many seats less one."""
     indexes = [index for index in product(*map(range, shape)) if index[1] != without]
     found = {index: made(index, gpus, policy) for index in indexes}
-    return PolicyGrid(gpus, policy, shape, found, next(iter(found.values()), None))
+    return PolicySettings(gpus, policy, shape, found, next(iter(found.values()), None))
 
 
 SHAPE = (3, 7, 6, 4, 3)
@@ -109,7 +109,7 @@ def test_shares_are_even_as_far_as_may_be(sizes: list[int], total: int) -> None:
         assert max(given) - min(hungry) <= 1
 
 
-def space(*grids: PolicyGrid) -> Space:
+def space(*grids: PolicySettings) -> Space:
     """Of these grids, each number of GPUs with its plain configuration as the default."""
     return Space(grids, {each.gpus: each.plain for each in grids if each.plain is not None}, {})
 

@@ -8,8 +8,8 @@ from headway.errors import ConfigError
 from headway.predict.recompute.regressors import (
     DEGREES,
     REGRESSORS,
-    GridCell,
     JudgedCell,
+    RegressorCell,
     best_of,
     cells,
     features,
@@ -22,7 +22,7 @@ from tests.predict.prefills import SIX, rows
 
 def judged(regressor: str, degree: int, held_out: float, unseen: float = 0.0) -> JudgedCell:
     return JudgedCell(
-        cell=GridCell(regressor, degree),
+        cell=RegressorCell(regressor, degree),
         regressor=None,
         held_out=held_out,
         on_medians=None,
@@ -63,7 +63,7 @@ def test_a_polynomial_of_degree_4_finds_a_law_of_degree_4() -> None:
     # Layers x width x width x tokens x batch is of degree 5, but the two widths make any power of width linear.
     measured = rows(noise=0.0)
     (found,) = judge_cells(
-        measured, split(measured), [GridCell("LinearRegression", 4)], lambda share, what: None
+        measured, split(measured), [RegressorCell("LinearRegression", 4)], lambda share, what: None
     )
     assert found.held_out < 0.05
     assert found.on_unseen_shape is not None
@@ -72,7 +72,7 @@ def test_a_polynomial_of_degree_4_finds_a_law_of_degree_4() -> None:
 
 def test_without_an_unseen_shape_there_is_no_error_on_it() -> None:
     measured = rows(SIX[:1])
-    (found,) = judge_cells(measured, split(measured), [GridCell("Ridge", 1)], lambda share, what: None)
+    (found,) = judge_cells(measured, split(measured), [RegressorCell("Ridge", 1)], lambda share, what: None)
     assert found.on_unseen_shape is None
 
 

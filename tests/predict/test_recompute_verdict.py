@@ -15,7 +15,7 @@ from headway.predict.recompute.verdict import (
     LAW,
     MACHINE,
     ONLINE,
-    Contender,
+    RecomputeContender,
     RecomputeVerdict,
     judge,
     missing_in,
@@ -76,7 +76,7 @@ def verdict() -> RecomputeVerdict:
     return judge(rows(repetitions=3), lambda share, what: None, degrees=(1, 2))
 
 
-def contender(name: str, found: RecomputeVerdict | None = None) -> Contender:
+def contender(name: str, found: RecomputeVerdict | None = None) -> RecomputeContender:
     return next(one for one in (found or verdict()).contenders if one.name == name)
 
 
@@ -130,7 +130,7 @@ def test_the_less_wrong_one_is_used_and_among_equals_the_one_without_a_grid(
     errors = {ANALYSER: analyser, ONLINE: online, LAW: 0.0, MACHINE: 0.0}
     found = replace(
         verdict(),
-        contenders=tuple(Contender(name=name, held_out=error) for name, error in errors.items()),
+        contenders=tuple(RecomputeContender(name=name, held_out=error) for name, error in errors.items()),
     )
     assert found.better == better
 

@@ -18,7 +18,7 @@ from headway_reproduce.real_study import (
 
 from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import RecordError
-from headway.lab.papers import Request
+from headway.lab.papers import PaperRequest
 from headway.results import summarize
 from headway.traces import TraceRequest
 from tests.lab.test_real_engine import StubEngine
@@ -89,7 +89,7 @@ def test_what_was_not_run_says_so() -> None:
 
 
 def test_what_is_kept_is_not_measured_again(tmp_path: Path) -> None:
-    request = Request(root=tmp_path, jobs=1)
+    request = PaperRequest(root=tmp_path, jobs=1)
     assert PLAN.measurement.more_seconds(request) == 90
     (tmp_path / FILE).write_bytes(msgspec.json.encode(RUNS))
     assert PLAN.measurement.more_seconds(request) == 0
@@ -97,7 +97,7 @@ def test_what_is_kept_is_not_measured_again(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_and_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    request = Request(root=tmp_path, jobs=1)
+    request = PaperRequest(root=tmp_path, jobs=1)
     for content in (b"[]", b'{"hardware": "\xe9"}'):
         (tmp_path / FILE).write_bytes(content)
         with pytest.raises(RecordError, match=FILE):
@@ -106,12 +106,12 @@ def test_what_is_kept_and_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", [{"headway": "0.0.1"}, {"vllm": "0.11.0"}])
 def test_what_another_release_measured_is_measured_again(tmp_path: Path, other: dict[str, str]) -> None:
-    request = Request(root=tmp_path, jobs=1)
+    request = PaperRequest(root=tmp_path, jobs=1)
     (tmp_path / FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(RUNS, **other)))
     assert PLAN.measurement.more_seconds(request) == 90
 
 
 def test_quick_leaves_it_out(tmp_path: Path) -> None:
-    request = Request(root=tmp_path, jobs=1, quick=True)
+    request = PaperRequest(root=tmp_path, jobs=1, quick=True)
     assert PLAN.measurement.more_seconds(request) == 0
     assert PLAN.measurement.found(request, lambda line: None) is None

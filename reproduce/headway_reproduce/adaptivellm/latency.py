@@ -21,10 +21,10 @@ from headway_reproduce.adaptivellm.setting import (
     SIMULATED,
     SWAP,
     TABLE_LIMIT,
-    Group,
-    Point,
+    AdaptivePoint,
+    ModelAndData,
 )
-from headway_reproduce.adaptivellm.throughput import Findings, file_name
+from headway_reproduce.adaptivellm.throughput import ThroughputFindings, file_name
 from headway_reproduce.study import chart, short
 from headway_reproduce.study_runs import RunResult, summary_key
 
@@ -41,10 +41,10 @@ _LOADED_KEYS = {
 }
 
 
-class Latency(Findings):
+class LatencyFindings(ThroughputFindings):
     """Weighted turnaround against the batch cap (Fig. 4), and latencies under Poisson arrivals."""
 
-    def cuts(self, point: Point) -> list[float | None]:
+    def cuts(self, point: AdaptivePoint) -> list[float | None]:
         """How much shorter the mean weighted turnaround is than each of the others': 0.2 is by a fifth."""
         found = [self.ratio(point, ADAPTIVE, over, turnaround) for over, _ in _OVER]
         return [None if each is None else 1 - each for each in found]
@@ -82,7 +82,7 @@ class Latency(Findings):
             f"{max(cuts):.0%}, in the mean {fmean(cuts):.0%}; in the paper by {least:.0%} to {most:.0%}."
         )
 
-    def _chart(self, group: Group) -> Chart:
+    def _chart(self, group: ModelAndData) -> Chart:
         points = [point for point in self.scope.latency_points() if point.group == group]
         curves = {
             policy: [(float(point.cap), self.mean(point, policy, turnaround)) for point in points]
@@ -131,21 +131,21 @@ class Overhead:
     without predicting.
     """
 
-    group: Group
+    group: ModelAndData
     plan_s: float
     step_s: float
     share: float
     prediction_share: float
 
 
-class Overheads(Findings):
+class Overheads(ThroughputFindings):
     """The runs in which every step was planned."""
 
     def found(self) -> list[Overhead]:
         """One for each group. Raises SimulationError for a run that was not made."""
         return [self._overhead(point) for point in self.scope.overhead_points()]
 
-    def _overhead(self, point: Point) -> Overhead:
+    def _overhead(self, point: AdaptivePoint) -> Overhead:
         mine, predicting, plain = (
             self._planned(point, policy) for policy in (ADAPTIVE, PREDICT_ONLY, BASELINE)
         )
@@ -157,7 +157,7 @@ class Overheads(Findings):
             prediction_share=_share(predicting) - _share(plain),
         )
 
-    def _planned(self, point: Point, policy: str) -> RunResult:
+    def _planned(self, point: AdaptivePoint, policy: str) -> RunResult:
         found = self.kept.result(point.run(policy, 0, every_step=True))
         if found is None:
             raise SimulationError(f"{policy} has not been run step by step at {point}")

@@ -9,7 +9,7 @@ import msgspec
 
 from headway.errors import VLLM_COMES_BY, ConfigError
 from headway.json_file import read_json, write_json
-from headway.lab.papers import Request, Tell
+from headway.lab.papers import PaperRequest, Tell
 from headway.predict.recompute.rows import RecomputeRows, load_rows, write_rows
 from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.adaptivellm.setting import PAPER_RECOMPUTE_ERROR, PAPER_SWAP_ERROR
@@ -84,14 +84,14 @@ class PredictorErrors(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def errors_seconds(request: Request) -> float:
+def errors_seconds(request: PaperRequest) -> float:
     """About how long `predictor_errors` will take."""
     if _missing() or _file(request, "predictors").exists():
         return 0.0
     return QUICK_SECONDS if request.quick else FULL_SECONDS
 
 
-def predictor_errors(request: Request, tell: Tell) -> PredictorErrors:
+def predictor_errors(request: PaperRequest, tell: Tell) -> PredictorErrors:
     """What the folder keeps, else measured on this machine's engine, fitted and kept, with the measured rows.
 
     Quick: one model, three degrees, so no shape is held out. Without vLLM or scikit-learn empty, with the reason.
@@ -112,11 +112,11 @@ def _missing() -> list[str]:
     return [install for module, install in NEEDED.items() if find_spec(module) is None]
 
 
-def _file(request: Request, stem: str) -> Path:
+def _file(request: PaperRequest, stem: str) -> Path:
     return request.root / f"{stem}{'-quick' if request.quick else ''}.json"
 
 
-def _rows(request: Request, tell: Tell) -> RecomputeRows:
+def _rows(request: PaperRequest, tell: Tell) -> RecomputeRows:
     from headway.engine.profiling.recompute_grid import FULL, GLIMPSE, GridMeasurements, measure_grid
 
     path, plan = _file(request, "recompute-rows"), GLIMPSE if request.quick else FULL
@@ -130,7 +130,7 @@ def _rows(request: Request, tell: Tell) -> RecomputeRows:
     return rows
 
 
-def _judged(rows: RecomputeRows, request: Request, tell: Tell) -> PredictorErrors:
+def _judged(rows: RecomputeRows, request: PaperRequest, tell: Tell) -> PredictorErrors:
     from headway.predict.recompute.regressors import DEGREES, QUICK_DEGREES
     from headway.predict.recompute.verdict import judge
 

@@ -129,7 +129,7 @@ PAPER_OVERHEAD = (0.001, 0.01)
 """Predicting over run time, least and most (section 4.6)."""
 
 
-class Group(NamedTuple):
+class ModelAndData(NamedTuple):
     """One of the twelve: a model and a data set, by the paper's names."""
 
     model: str
@@ -139,8 +139,8 @@ class Group(NamedTuple):
         return f"{self.model}/{self.data}"
 
 
-GROUPS = tuple(Group(model, data) for model, data in product(MODELS, DATA_SETS))
-QUICK_GROUPS = (Group("OPT-13B", "Chatbot"), Group("OPT-13B", "Summary"))
+GROUPS = tuple(ModelAndData(model, data) for model, data in product(MODELS, DATA_SETS))
+QUICK_GROUPS = (ModelAndData("OPT-13B", "Chatbot"), ModelAndData("OPT-13B", "Summary"))
 """Short prompts and long ones; a data set's schedule depends little on the model, and Alpaca's is much as Chatbot's."""
 
 NATURAL, EXACT = "natural", "exact"
@@ -148,10 +148,10 @@ NATURAL, EXACT = "natural", "exact"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class AdaptivePoint:
     """One setting of one group that policies are compared at; `rate_rps` 0 is all requests at once."""
 
-    group: Group
+    group: ModelAndData
     limit: int = TABLE_LIMIT
     lengths: str = NATURAL
     cap: int = SEATS
@@ -203,7 +203,7 @@ _STEP_S, _DRIFTING_STEP_S = 1e-4, 2e-4
 """Seconds that simulating a step takes; the second, where every step is planned anew."""
 
 
-class What(NamedTuple):
+class AdaptiveVariation(NamedTuple):
     """A variation of Table 3's setting (ours): what differs from it, and the policy that is asked."""
 
     name: str
@@ -212,9 +212,9 @@ class What(NamedTuple):
     host_blocks: int = HOST_BLOCKS
     copy_bytes_per_s: float | None = None
 
-    def of(self, group: Group) -> Point:
+    def of(self, group: ModelAndData) -> AdaptivePoint:
         """The group's point with it changed."""
-        return Point(
+        return AdaptivePoint(
             group=group,
             gpu_blocks=self.gpu_blocks,
             host_blocks=self.host_blocks,
@@ -223,16 +223,18 @@ class What(NamedTuple):
 
 
 VARIATIONS = (
-    What("memory only", MEMORY_ONLY),
-    What("adaptivellm, host never full", ADAPTIVE, host_blocks=LARGE_HOST_BLOCKS),
-    What("memory only, host never full", MEMORY_ONLY, host_blocks=LARGE_HOST_BLOCKS),
-    What("memory only, copies at 12 GB/s", MEMORY_ONLY, copy_bytes_per_s=SLOW_COPIES_BYTES_PER_S),
-    What("vllm-s, half the device's blocks", SWAP, gpu_blocks=HOST_BLOCKS),
+    AdaptiveVariation("memory only", MEMORY_ONLY),
+    AdaptiveVariation("adaptivellm, host never full", ADAPTIVE, host_blocks=LARGE_HOST_BLOCKS),
+    AdaptiveVariation("memory only, host never full", MEMORY_ONLY, host_blocks=LARGE_HOST_BLOCKS),
+    AdaptiveVariation(
+        "memory only, copies at 12 GB/s", MEMORY_ONLY, copy_bytes_per_s=SLOW_COPIES_BYTES_PER_S
+    ),
+    AdaptiveVariation("vllm-s, half the device's blocks", SWAP, gpu_blocks=HOST_BLOCKS),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class AdaptiveScope:
     """What is varied, and which runs that makes; as it stands, all of it. Table 3 is whole in every scope.
 
     `groups` are those of everything but Table 3, `limits` the longest outputs and `kinds` the draws of outputs of
@@ -240,47 +242,49 @@ class Scope:
     """
 
     quick: bool = False
-    groups: Sequence[Group] = GROUPS
+    groups: Sequence[ModelAndData] = GROUPS
     limits: Sequence[int] = OUTPUT_LIMITS
     kinds: Sequence[str] = (NATURAL, EXACT)
     caps: Sequence[int] = BATCH_CAPS
     overhead_models: Sequence[str] = tuple(MODELS)
 
-    def seeds(self, point: Point) -> range:
+    def seeds(self, point: AdaptivePoint) -> range:
         """Each is another draw of lengths, and of the clock's noise; several for throughput alone."""
-        plain = Point(group=point.group, limit=point.limit)
+        plain = AdaptivePoint(group=point.group, limit=point.limit)
         return range(SEEDS if point == plain and not self.quick else 1)
 
     # ---- where policies are compared ---------------------------------------------------------------
 
-    def table_points(self) -> list[Point]:
+    def table_points(self) -> list[AdaptivePoint]:
         """Table 3."""
-        return [Point(group=group) for group in GROUPS]
+        return [AdaptivePoint(group=group) for group in GROUPS]
 
-    def sweep_points(self) -> list[Point]:
+    def sweep_points(self) -> list[AdaptivePoint]:
         """Fig. 3."""
         return [
-            Point(group=group, limit=limit, lengths=kind)
+            AdaptivePoint(group=group, limit=limit, lengths=kind)
             for kind, group, limit in product(self.kinds, self.groups, self.limits)
         ]
 
-    def ablation_points(self) -> list[Point]:
+    def ablation_points(self) -> list[AdaptivePoint]:
         """Table 3's settings."""
         return [] if self.quick else self.table_points()
 
-    def latency_points(self) -> list[Point]:
+    def latency_points(self) -> list[AdaptivePoint]:
         """Fig. 4."""
-        return [Point(group=group, cap=cap) for group, cap in product(self.groups, self.caps)]
+        return [AdaptivePoint(group=group, cap=cap) for group, cap in product(self.groups, self.caps)]
 
-    def loaded_points(self, capacity_rps: Mapping[Group, float]) -> list[Point]:
+    def loaded_points(self, capacity_rps: Mapping[ModelAndData, float]) -> list[AdaptivePoint]:
         """Poisson arrivals, given what each group's baseline got through."""
         if self.quick:
             return []
-        return [Point(group=group, rate_rps=LOAD * rate_rps) for group, rate_rps in capacity_rps.items()]
+        return [
+            AdaptivePoint(group=group, rate_rps=LOAD * rate_rps) for group, rate_rps in capacity_rps.items()
+        ]
 
-    def overhead_points(self) -> list[Point]:
+    def overhead_points(self) -> list[AdaptivePoint]:
         """What deciding costs."""
-        return [Point(group=Group(model, "Chatbot")) for model in self.overhead_models]
+        return [AdaptivePoint(group=ModelAndData(model, "Chatbot")) for model in self.overhead_models]
 
     # ---- runs --------------------------------------------------------------------------------------
 
@@ -293,7 +297,7 @@ class Scope:
             *(point.run(policy, 0, every_step=True) for point, policy in stepwise),
         ]
 
-    def loaded_runs(self, capacity_rps: Mapping[Group, float]) -> list[StudyRun]:
+    def loaded_runs(self, capacity_rps: Mapping[ModelAndData, float]) -> list[StudyRun]:
         """The runs with Poisson arrivals."""
         return self._runs(product(self.loaded_points(capacity_rps), MAIN))
 
@@ -306,7 +310,7 @@ class Scope:
         pairs = self._compared()
         return sum(map(_seconds, pairs)) / len(pairs)
 
-    def _compared(self) -> list[tuple[Point, str]]:
+    def _compared(self) -> list[tuple[AdaptivePoint, str]]:
         """Every point with every policy that is asked there."""
         pairs = [
             *product(self.table_points(), MAIN),
@@ -317,12 +321,12 @@ class Scope:
         ]
         return list(dict.fromkeys(pairs))
 
-    def _runs(self, compared: Iterable[tuple[Point, str]]) -> list[StudyRun]:
+    def _runs(self, compared: Iterable[tuple[AdaptivePoint, str]]) -> list[StudyRun]:
         return [point.run(policy, seed) for point, policy in compared for seed in self.seeds(point)]
 
 
-ALL = Scope()
-QUICK = Scope(
+ALL = AdaptiveScope()
+QUICK = AdaptiveScope(
     quick=True,
     groups=QUICK_GROUPS,
     limits=(OUTPUT_LIMITS[0], TABLE_LIMIT, OUTPUT_LIMITS[-1]),
@@ -333,7 +337,7 @@ QUICK = Scope(
 """One seed; neither ablations, nor the control of exact lengths, nor Poisson arrivals."""
 
 
-def _seconds(pair: tuple[Point, str]) -> float:
+def _seconds(pair: tuple[AdaptivePoint, str]) -> float:
     """About how long simulating it takes on one core."""
     point, policy = pair
     a_token, longest = _STEPS[point.group.data]

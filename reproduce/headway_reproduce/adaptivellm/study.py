@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from headway.lab.papers import Request, Tell
+from headway.lab.papers import PaperRequest, Tell
 from headway.lab.trace import Trace
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway.traces import NAMED_LAWS, TraceRequest, take
-from headway_reproduce.adaptivellm.latency import Latency, Overheads
+from headway_reproduce.adaptivellm.latency import LatencyFindings, Overheads
 from headway_reproduce.adaptivellm.predictor_errors import errors_seconds, predictor_errors
 from headway_reproduce.adaptivellm.setting import (
     ALL,
@@ -24,9 +24,9 @@ from headway_reproduce.adaptivellm.setting import (
     SEEDS,
     TOKENS_A_STEP,
     WATERMARK_BLOCKS,
-    Point,
+    AdaptivePoint,
 )
-from headway_reproduce.adaptivellm.throughput import Findings, Throughput
+from headway_reproduce.adaptivellm.throughput import Throughput, ThroughputFindings
 from headway_reproduce.real_study import RealColumn, RealPlan, RealSizes, real_data, real_part
 from headway_reproduce.study import RepeatedPaper, read_kept
 from headway_reproduce.study_runs import RunResult
@@ -40,7 +40,7 @@ REAL_BLOCK_TOKENS = 32
 
 def real_requests(count: int = REAL_REQUESTS) -> list[TraceRequest]:
     """The first requests of a group's own draw, all at 0 s, each declaring the limit of its output."""
-    return take(Trace(Point(group=GROUPS[0]).trace()).requests(0), count)
+    return take(Trace(AdaptivePoint(group=GROUPS[0]).trace()).requests(0), count)
 
 
 REAL_PLAN = RealPlan(
@@ -67,31 +67,31 @@ REAL_PLAN = RealPlan(
 # ---- from beginning to end -----------------------------------------------------------------------------
 
 
-class AdaptiveLlm(RepeatedPaper[Findings]):
+class AdaptiveLlm(RepeatedPaper[ThroughputFindings]):
     """The twelve groups on a simulated A800, and predictor errors and a smaller run on this machine's engine."""
 
     name = "adaptivellm"
     title = "AdaptiveLLM, repeated"
 
-    def findings(self, request: Request) -> Findings:
+    def findings(self, request: PaperRequest) -> ThroughputFindings:
         """As `RepeatedPaper.findings`."""
-        return Findings(read_kept(request.root, RunResult), QUICK if request.quick else ALL)
+        return ThroughputFindings(read_kept(request.root, RunResult), QUICK if request.quick else ALL)
 
-    def more_seconds(self, request: Request) -> float:
+    def more_seconds(self, request: PaperRequest) -> float:
         """Those of the predictors and the real engine."""
         return errors_seconds(request) + REAL_PLAN.measurement.more_seconds(request)
 
-    def study(self, findings: Findings, request: Request, tell: Tell) -> Study:
+    def study(self, findings: ThroughputFindings, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
         made = findings.kept, findings.scope
-        throughput, latency, overheads = Throughput(*made), Latency(*made), Overheads(*made)
+        throughput, latency, overheads = Throughput(*made), LatencyFindings(*made), Overheads(*made)
         real = REAL_PLAN.measurement.found(request, tell)
         errors = predictor_errors(request, tell)
         return self.told(
             findings.scope,
             ALL,
             extent=f"all; {SEEDS} seeds for throughput, 1 for the rest",
-            seeds=len(findings.scope.seeds(Point(group=GROUPS[0]))),
+            seeds=len(findings.scope.seeds(AdaptivePoint(group=GROUPS[0]))),
             facts=_facts(),
             parts=[
                 throughput.table_3(),

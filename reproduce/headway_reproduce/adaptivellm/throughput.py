@@ -24,10 +24,10 @@ from headway_reproduce.adaptivellm.setting import (
     TABLE_LIMIT,
     TODAY,
     VARIATIONS,
-    Group,
-    Point,
-    Scope,
-    What,
+    AdaptivePoint,
+    AdaptiveScope,
+    AdaptiveVariation,
+    ModelAndData,
 )
 from headway_reproduce.study import chart, mean, ratio, short
 from headway_reproduce.study_runs import EngineFindings, StudyRun, summary_key, throughput_rps
@@ -58,32 +58,34 @@ COUNTERS = ("swaps", "recomputes", "host_full")
 
 
 @dataclass(frozen=True)
-class Findings(EngineFindings[Point]):
+class ThroughputFindings(EngineFindings[AdaptivePoint]):
     """AdaptiveLLM's runs."""
 
     measured_on = SIMULATED
-    scope: Scope
+    scope: AdaptiveScope
 
     def phases(self) -> Iterator[Sequence[StudyRun]]:
         """The loaded runs come last: their rates are shares of what the others got through."""
         yield self.scope.first_runs()
         yield self.scope.loaded_runs(self.capacity_rps())
 
-    def gain(self, point: Point, key: str) -> float | None:
+    def gain(self, point: AdaptivePoint, key: str) -> float | None:
         """The mean throughput ratio of a key of GAINS."""
         return self.ratio(point, *GAINS[key], throughput_rps)
 
-    def capacity_rps(self) -> dict[Group, float]:
+    def capacity_rps(self) -> dict[ModelAndData, float]:
         """What the baseline got through of each group's requests, all at once."""
-        return {group: self.mean(Point(group=group), BASELINE, throughput_rps) or 0.0 for group in GROUPS}
+        return {
+            group: self.mean(AdaptivePoint(group=group), BASELINE, throughput_rps) or 0.0 for group in GROUPS
+        }
 
 
-def file_name(group: Group) -> str:
+def file_name(group: ModelAndData) -> str:
     """A group in the names of files."""
     return f"{group.model}-{group.data}".lower()
 
 
-class Throughput(Findings):
+class Throughput(ThroughputFindings):
     """How many times the others' throughput adaptivellm's is."""
 
     # ---- Table 3 -----------------------------------------------------------------------------------
@@ -105,8 +107,8 @@ class Throughput(Findings):
         missing = self.unfinished(self.scope.table_points(), MAIN)
         return StudyPart(title="Throughput (Table 3)", text=[*said, *missing], tables=[table])
 
-    def _table_3_row(self, group: Group) -> list[Value]:
-        point, row = Point(group=group), list[Value]()
+    def _table_3_row(self, group: ModelAndData) -> list[Value]:
+        point, row = AdaptivePoint(group=group), list[Value]()
         for key in GAINS:
             row.append(self.gain(point, key))
             if key in PAPER_KEYS:
@@ -115,7 +117,7 @@ class Throughput(Findings):
 
     def _said_of_gains(self, place: int) -> str:
         key = PAPER_KEYS[place]
-        gains = {group: self.gain(Point(group=group), key) or 0.0 for group in GROUPS}
+        gains = {group: self.gain(AdaptivePoint(group=group), key) or 0.0 for group in GROUPS}
         paper = {group: PAPER_TABLE_3[str(group)][place] for group in GROUPS}
         reached = sum(gains[group] >= paper[group] for group in GROUPS)
         return (
@@ -169,8 +171,8 @@ class Throughput(Findings):
             detail=True,
         )
 
-    def _gain_chart(self, group: Group) -> Chart:
-        points = [Point(group=group, limit=limit) for limit in self.scope.limits]
+    def _gain_chart(self, group: ModelAndData) -> Chart:
+        points = [AdaptivePoint(group=group, limit=limit) for limit in self.scope.limits]
         paper = zip(PAPER_KEYS, PAPER_TABLE_3[str(group)], strict=True)
         return chart(
             f"fig3-{file_name(group)}",
@@ -189,7 +191,7 @@ class Throughput(Findings):
         peaks: Counter[int] = Counter()
         groups = self.scope.groups
         for group in groups:
-            points = [Point(group=group, limit=limit, lengths=kind) for limit in self.scope.limits]
+            points = [AdaptivePoint(group=group, limit=limit, lengths=kind) for limit in self.scope.limits]
             peaks[max(points, key=lambda point: self.gain(point, "vs_recompute") or 0.0).limit] += 1
         where = ", ".join(f"at {limit} in {peaks[limit]}" for limit in sorted(peaks))
         return (
@@ -225,7 +227,9 @@ class Throughput(Findings):
         for group in self.scope.groups:
             ours, theirs = PAPER_TABLE_3[str(group)]
             gains = [self.varied_gain(group, what) for what in VARIATIONS]
-            rows.append([str(group), self.gain(Point(group=group), "vs_recompute"), *gains, ours / theirs])
+            rows.append(
+                [str(group), self.gain(AdaptivePoint(group=group), "vs_recompute"), *gains, ours / theirs]
+            )
         table = self.table(
             "shortfall",
             f"Throughput over that of vllm-v0 as in Table 3, one thing changed; longest output {TABLE_LIMIT}",
@@ -238,11 +242,11 @@ class Throughput(Findings):
             title="Where it falls short, and why", text=self._said_of_shortfall(), tables=[table]
         )
 
-    def varied_gain(self, group: Group, what: What) -> float | None:
+    def varied_gain(self, group: ModelAndData, what: AdaptiveVariation) -> float | None:
         """Over the baseline with the same requests, over the seeds both have: a variation may have fewer."""
         pairs = zip(
             self.results(what.of(group), what.policy),
-            self.results(Point(group=group), BASELINE),
+            self.results(AdaptivePoint(group=group), BASELINE),
             strict=False,
         )
         return mean(ratio(throughput_rps(mine), throughput_rps(theirs)) for mine, theirs in pairs)
@@ -251,7 +255,7 @@ class Throughput(Findings):
         """The reasons, each with the numbers it is read from."""
         groups = self.scope.groups
         recomputes, full = (
-            sum(self.count(Point(group=group), ADAPTIVE, name) for group in groups)
+            sum(self.count(AdaptivePoint(group=group), ADAPTIVE, name) for group in groups)
             for name in ("recomputes", "host_full")
         )
         paper = [PAPER_TABLE_3[str(group)] for group in groups]
@@ -287,7 +291,7 @@ class Throughput(Findings):
         }
         return {"table3": table, "fig3": sweep}
 
-    def _gains_data(self, point: Point) -> dict[str, float | None]:
+    def _gains_data(self, point: AdaptivePoint) -> dict[str, float | None]:
         return {key: short(self.gain(point, key)) for key in GAINS}
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from headway.core.batch_shape import StepKind
 from headway.policies.batching.within_budgets import TOKEN_BUDGET
 from headway.results.study import StudyPart, StudyTable, Value
-from headway_reproduce.ascendra.findings import NAMES, Findings, Number, goodput
+from headway_reproduce.ascendra.findings import NAMES, AscendraFindings, Number, goodput
 from headway_reproduce.ascendra.run import QUANTILES, AscendraResult
 from headway_reproduce.ascendra.setting import (
     ASCENDRA,
@@ -40,7 +40,7 @@ from headway_reproduce.ascendra.setting import (
     TRIED_LOADS,
     TRIED_SEED,
     VLLM_V0,
-    Change,
+    AscendraChange,
     Service,
     with_order,
     with_threshold,
@@ -98,7 +98,7 @@ ABLATIONS: Mapping[str, Service] = {
 }
 
 
-class Ablation(Findings):
+class Ablation(AscendraFindings):
     """A request's value, elastic batch, hand-off, tickets and split of the instances, in the main case."""
 
     def breakdown_part(self) -> StudyPart:
@@ -215,7 +215,7 @@ class Ablation(Findings):
 # ---- how the configuration was chosen, and what the gains hang on --------------------------------------
 
 
-class Reasons(Findings):
+class AscendraReasons(AscendraFindings):
     """What was tried, and where Ascendra's instances differ from the others': one thing changed for all."""
 
     def choice_part(self) -> StudyPart | None:
@@ -312,7 +312,7 @@ class Reasons(Findings):
             "A dash where the sweep begins or ends beyond it. One seed, fewer rates than above.",
         )
 
-    def _gain(self, over: Service, change: Change) -> float | None:
+    def _gain(self, over: Service, change: AscendraChange) -> float | None:
         mine, theirs = (self.changed_rate(service, change, CHANGED_LOADS) for service in (ASCENDRA, over))
         return ratio(mine, theirs)
 
@@ -345,7 +345,7 @@ _ERROR_LOAD = BUSY_LOADS[0]
 _KINDS = (StepKind.PREFILL, StepKind.MIXED)
 
 
-class Further(Findings):
+class AscendraFurther(AscendraFindings):
     """Times to first token on more and more GPUs, and errors of predicted step times."""
 
     def tails_part(self) -> StudyPart | None:

@@ -52,8 +52,8 @@ from headway_reproduce.ascendra.setting import (
     TRIED_LOADS,
     TRIED_SEED,
     UNCHANGED,
-    Case,
-    Change,
+    AscendraCase,
+    AscendraChange,
     Service,
     with_order,
     with_threshold,
@@ -70,13 +70,13 @@ class AscendraRun:
     what steps took.
     """
 
-    case: Case
+    case: AscendraCase
     service: Service
     rate_rps: float
     count: int
     seed: int
     slo_scale: float = 1.0
-    change: Change = UNCHANGED
+    change: AscendraChange = UNCHANGED
     errors: bool = False
 
     @property
@@ -100,14 +100,14 @@ class AscendraRun:
 
 
 @lru_cache(maxsize=16)
-def costs(model: str, change: Change = UNCHANGED) -> Calibration:
+def costs(model: str, change: AscendraChange = UNCHANGED) -> Calibration:
     """What an instance costs."""
     found = calibration(HARDWARE, model_shape(model))
     return replace(found, host_s=found.host_s + change.more_host_s)
 
 
 @lru_cache(maxsize=16)
-def _fingerprint(model: str, change: Change) -> str:
+def _fingerprint(model: str, change: AscendraChange) -> str:
     return fingerprint(costs(model, change))
 
 
@@ -116,7 +116,7 @@ def _fingerprint(model: str, change: Change) -> str:
 ABLATED = (FIXED, SJF, PURE_EDF, NO_HAND_OFF, NO_TICKET)
 """Compared with Ascendra at the busy loads."""
 
-Reference = Callable[[Case], float]
+Reference = Callable[[AscendraCase], float]
 """Requests a second that the loads of a case are shares of."""
 
 _ABOUT_REFERENCE_RPS, _ABOUT_CAPACITY_RPS = 7.0, 7.93
@@ -126,7 +126,7 @@ _SECONDS_A_REQUEST = 0.0012
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class AscendraScope:
     """What is varied, and which runs that makes, given what `TODAY` gets through and Ascendra's capacity; all of it.
 
     `loads` are the rates of the sweep, as shares of the reference; `busy_loads` are where ablations are compared;
@@ -136,7 +136,7 @@ class Scope:
 
     quick: bool = False
     seeds: range = range(SEEDS)
-    cases: Sequence[Case] = CASES
+    cases: Sequence[AscendraCase] = CASES
     loads: Sequence[float] = LOADS
     busy_loads: Sequence[float] = BUSY_LOADS
     overloads: Sequence[float] = OVERLOADS
@@ -144,11 +144,11 @@ class Scope:
 
     # ---- single runs ---------------------------------------------------------------------------------
 
-    def reference_run(self, case: Case) -> AscendraRun:
+    def reference_run(self, case: AscendraCase) -> AscendraRun:
         """The run that a case's loads are shares of."""
         return AscendraRun(case=case, service=TODAY, rate_rps=0.0, count=COUNT, seed=0)
 
-    def run(self, case: Case, service: Service, rate_rps: float, seed: int) -> AscendraRun:
+    def run(self, case: AscendraCase, service: Service, rate_rps: float, seed: int) -> AscendraRun:
         """A run as all are, but for what is asked about."""
         return AscendraRun(
             case=case, service=service, rate_rps=float(f"{rate_rps:.5g}"), count=COUNT, seed=seed
@@ -243,11 +243,11 @@ class Scope:
         return {*self.reference_runs(), *self.sweep_runs(_about), *further}
 
 
-ALL = Scope()
-QUICK = Scope(
+ALL = AscendraScope()
+QUICK = AscendraScope(
     quick=True,
     seeds=range(1),
-    cases=(MAIN, Case(QWEN, SHAREGPT)),
+    cases=(MAIN, AscendraCase(QWEN, SHAREGPT)),
     loads=(0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7),
     busy_loads=(1.1, 1.3),
     overloads=(1.0, 1.5),
@@ -257,5 +257,5 @@ QUICK = Scope(
 gains."""
 
 
-def _about(case: Case) -> float:
+def _about(case: AscendraCase) -> float:
     return _ABOUT_REFERENCE_RPS

@@ -60,7 +60,7 @@ COST = KnownCost(1.0 / UNIT_TOKENS)
 
 
 @dataclass(frozen=True, slots=True)
-class Fate:
+class ExampleFate:
     """Where one request's first token came from, how long after it came, and whether it was handed over."""
 
     instance: str
@@ -73,7 +73,7 @@ class Fate:
         return self.ttft_s > TARGET_S
 
 
-def figure_1() -> dict[str, dict[str, Fate]]:
+def figure_1() -> dict[str, dict[str, ExampleFate]]:
     """System -> request -> what became of it."""
     lp = find_preset("ascendra-lp", batching=f"within-budgets:token_budget={LP_TOKENS}", leaving=(HAND_OFF,))
     pools = {"lp": _knowing(lp), "hp": _knowing(find_preset("ascendra-hp", leaving=()))}
@@ -120,12 +120,12 @@ def _system(pools: Mapping[str, int] | None = None) -> System:
     )
 
 
-def _served(policies: Policies, system: System) -> dict[str, Fate]:
+def _served(policies: Policies, system: System) -> dict[str, ExampleFate]:
     records: list[Record] = []
     simulate_policy(_requests(), policies, system, on_record=records.append, max_output_tokens=1)
     moved = {record.id for record in records if record.outcome is Outcome.HANDED_OFF}
     return {
-        record.id: Fate(record.instance, round(ttft_s(record) or 0.0, 6), record.id in moved)
+        record.id: ExampleFate(record.instance, round(ttft_s(record) or 0.0, 6), record.id in moved)
         for record in ends(records)
     }
 
@@ -174,6 +174,6 @@ def example_part() -> StudyPart:
     )
 
 
-def _cells(fate: Fate) -> list[Value]:
+def _cells(fate: ExampleFate) -> list[Value]:
     said = ", ".join(word for word, true in (("handed off", fate.moved), ("missed", fate.missed)) if true)
     return [fate.ttft_s, fate.instance, said]

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from headway.errors import SimulationError
 from headway.results.study import Chart, StudyPart, Value
-from headway_reproduce.ascendra.cells import AscendraRun, Scope
+from headway_reproduce.ascendra.cells import AscendraRun, AscendraScope
 from headway_reproduce.ascendra.run import AscendraResult, simulate_ascendra
 from headway_reproduce.ascendra.setting import (
     ASCENDRA,
@@ -25,8 +25,8 @@ from headway_reproduce.ascendra.setting import (
     SIMULATED,
     SYSTEMS,
     TODAY,
-    Case,
-    Change,
+    AscendraCase,
+    AscendraChange,
     Service,
 )
 from headway_reproduce.study import Runs, chart, mean, ratio, short
@@ -45,11 +45,11 @@ def goodput(result: AscendraResult) -> float:
 
 
 @dataclass(frozen=True)
-class Findings(Runs[AscendraRun, AscendraResult]):
+class AscendraFindings(Runs[AscendraRun, AscendraResult]):
     """Ascendra's runs; rates are in shares of a case's reference where they are called loads."""
 
     measured_on = SIMULATED
-    scope: Scope
+    scope: AscendraScope
 
     def phases(self) -> Iterator[Sequence[AscendraRun]]:
         """The reference first, then the sweep, which capacity is read from."""
@@ -71,7 +71,7 @@ class Findings(Runs[AscendraRun, AscendraResult]):
             )
         return found
 
-    def reference_rps(self, case: Case) -> float:
+    def reference_rps(self, case: AscendraCase) -> float:
         """What the loads of a case are shares of."""
         return self.result(self.scope.reference_run(case)).steady_rps or 0.0
 
@@ -85,35 +85,37 @@ class Findings(Runs[AscendraRun, AscendraResult]):
         return self.result(self.scope.run(MAIN, service, load * self.reference_rps(MAIN), seed))
 
     def at_rate(
-        self, case: Case, rate_rps: float, service: Service, *, scale: float = 1.0
+        self, case: AscendraCase, rate_rps: float, service: Service, *, scale: float = 1.0
     ) -> list[AscendraResult]:
         """One for each seed, at a rate."""
         runs = [self.scope.run(case, service, rate_rps, seed) for seed in self.scope.seeds]
         return [self.result(replace(run, slo_scale=scale)) for run in runs]
 
-    def mean(self, case: Case, load: float, service: Service, number: Number = goodput) -> float | None:
+    def mean(
+        self, case: AscendraCase, load: float, service: Service, number: Number = goodput
+    ) -> float | None:
         """The mean over seeds; None where some seed has no such value."""
         return mean(map(number, self.at_rate(case, load * self.reference_rps(case), service)))
 
-    def curve(self, case: Case, service: Service) -> Curve:
+    def curve(self, case: AscendraCase, service: Service) -> Curve:
         """Goodput over requests a second."""
         rates = [load * self.reference_rps(case) for load in self.scope.loads]
         return [(rate_rps, fmean(map(goodput, self.at_rate(case, rate_rps, service)))) for rate_rps in rates]
 
-    def rate_at_good(self, case: Case, service: Service) -> float | None:
+    def rate_at_good(self, case: AscendraCase, service: Service) -> float | None:
         """Requests a second at which nine in ten are still within their targets."""
         return crossing(self.curve(case, service))
 
-    def rate_gain(self, case: Case, over: Service) -> float | None:
+    def rate_gain(self, case: AscendraCase, over: Service) -> float | None:
         """Ascendra's rate at nine in ten over another's."""
         return ratio(self.rate_at_good(case, ASCENDRA), self.rate_at_good(case, over))
 
-    def largest_goodput_gain(self, case: Case, over: Service) -> float | None:
+    def largest_goodput_gain(self, case: AscendraCase, over: Service) -> float | None:
         """The most that Ascendra's goodput is over another's, at the same rate of the sweep."""
         pairs = zip(self.curve(case, ASCENDRA), self.curve(case, over), strict=True)
         return max((mine / theirs for (_, mine), (_, theirs) in pairs if theirs), default=None)
 
-    def changed_rate(self, service: Service, change: Change, loads: Sequence[float]) -> float | None:
+    def changed_rate(self, service: Service, change: AscendraChange, loads: Sequence[float]) -> float | None:
         """As `rate_at_good` in the main case, with one thing changed; a single seed."""
         reference_rps = self.reference_rps(MAIN)
         runs = [self.scope.run(MAIN, service, load * reference_rps, 0) for load in loads]
@@ -147,7 +149,7 @@ GAIN_KEYS = dict(zip(("vs_vllm_v0", "vs_sarathi", "vs_vllm_today"), BASELINES, s
 """Key of the JSON -> which system Ascendra is put over."""
 
 
-class Rates(Findings):
+class AscendraRates(AscendraFindings):
     """Every system's curve in every case, and Ascendra's gains beside the paper's."""
 
     def headline(self) -> StudyPart:
@@ -174,7 +176,7 @@ class Rates(Findings):
         text = [self._said_of(case) for case in self.scope.cases if case in PAPER_GAINS]
         return StudyPart(title="Goodput beside the paper's", text=text, tables=[table])
 
-    def _said_of(self, case: Case) -> str:
+    def _said_of(self, case: AscendraCase) -> str:
         gains = [self.rate_gain(case, service) for service in BASELINES[:2]]
         found = " and ".join("not known" if gain is None else f"{gain:.2f}" for gain in gains)
         paper = " and ".join(f"{gain:.2f}" for gain in PAPER_GAINS[case])
@@ -214,10 +216,10 @@ class Rates(Findings):
         charts = [self._chart(case) for case in cases]
         return StudyPart(title="Goodput against rate", tables=[capacity, table], charts=charts)
 
-    def _goodputs(self, case: Case, load: float) -> list[float | None]:
+    def _goodputs(self, case: AscendraCase, load: float) -> list[float | None]:
         return [self.mean(case, load, service) for service in SYSTEMS]
 
-    def _chart(self, case: Case) -> Chart:
+    def _chart(self, case: AscendraCase) -> Chart:
         curves = {
             service.name: [
                 (load, share)
@@ -266,7 +268,7 @@ class Rates(Findings):
         ]
 
 
-def _slug(case: Case) -> str:
+def _slug(case: AscendraCase) -> str:
     words = f"{case.model.title}-{case.data.title}".lower()
     return "".join(letter if letter.isalnum() else "-" for letter in words).strip("-").replace("--", "-")
 
@@ -274,7 +276,7 @@ def _slug(case: Case) -> str:
 # ---- tighter targets -----------------------------------------------------------------------------------
 
 
-class Targets(Findings):
+class TargetFindings(AscendraFindings):
     """How tight targets may be: the smallest factor on both that nine in ten requests are still within."""
 
     def least_scale(self, share: float, service: Service) -> float | None:
@@ -351,7 +353,7 @@ def _over(shares: Shares, name: str) -> float | None:
     return ratio(shares[ASCENDRA.name], shares[name])
 
 
-class Overloads(Findings):
+class Overloads(AscendraFindings):
     """Ten minutes above capacity, every system dropping what still waits when its first token is due."""
 
     def found(self) -> list[Overload]:

@@ -25,7 +25,13 @@ from headway.loadgen import ReplayOptions, ReplayReport, replay
 from headway.results import Summary, summarize
 from headway.results.study import StudyPart, StudyTable, Value
 from headway.traces import TraceRequest
-from headway_reproduce.ascendra.real_servers import Fleet, GatewayState, Place, fleet, settled_state
+from headway_reproduce.ascendra.real_servers import (
+    AscendraServers,
+    GatewayState,
+    RunningServer,
+    fleet,
+    settled_state,
+)
 from headway_reproduce.ascendra.real_stream import Shape, TargetRule, bursty_stream
 from headway_reproduce.ascendra.real_systems import ASCENDRA, SYSTEMS, calibrating
 from headway_reproduce.real_study import MeasuredOnce, RealMeasurement
@@ -70,7 +76,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve_stream(
-    fleet: Fleet, system: str, requests: Sequence[TraceRequest]
+    fleet: AscendraServers, system: str, requests: Sequence[TraceRequest]
 ) -> tuple[StreamRun, list[Record]]:
     """Send a stream to a system's gateway and hear every answer out."""
     gc.collect()
@@ -96,7 +102,7 @@ def _replayed(url: str, requests: Sequence[TraceRequest]) -> ReplayReport:
     return asyncio.run(replay(requests, ReplayOptions(url=url)))
 
 
-def _usages(fleet: Fleet, system: str) -> dict[str, Usage]:
+def _usages(fleet: AscendraServers, system: str) -> dict[str, Usage]:
     """Of all that work for a system, and of the others, who should not."""
     service = SYSTEMS[system].service
     busy = {name: usage(place.pid) for name, place in fleet.instances[service].items()}
@@ -126,7 +132,7 @@ def joined(usages: Sequence[Usage]) -> Usage:
 # ---- before anything is compared -----------------------------------------------------------------------
 
 
-def warm_up(fleet: Fleet) -> None:
+def warm_up(fleet: AscendraServers) -> None:
     """Some seconds of requests through every gateway, so that no system pays for what happens only once.
 
     They come one after another, so that every pool gets some, and its step-time model something to learn from.
@@ -136,7 +142,7 @@ def warm_up(fleet: Fleet) -> None:
         _replayed(place.url, [replace(request, id=f"warm-{request.id}") for request in first])
 
 
-def calibrated(fleet: Fleet, shape: Shape, tell: Tell) -> Calibrated:
+def calibrated(fleet: AscendraServers, shape: Shape, tell: Tell) -> Calibrated:
     """Measure what loads and targets go by, on stock. Raises UpstreamError if a request fails."""
     url = fleet.gateways[calibrating(fleet.gateways)].url
     burst = bursty_stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED, shape=shape)
@@ -151,7 +157,7 @@ def calibrated(fleet: Fleet, shape: Shape, tell: Tell) -> Calibrated:
     )
 
 
-def _decode_inflation(fleet: Fleet) -> dict[str, float]:
+def _decode_inflation(fleet: AscendraServers) -> dict[str, float]:
     """How many times as long an instance's decode step takes while the others of its service work too.
 
     The same few requests are sent to each stock instance alone, then to all at once, past the gateway; what is
@@ -163,7 +169,7 @@ def _decode_inflation(fleet: Fleet) -> dict[str, float]:
     return {name: together[name] / alone[name] for name in places}
 
 
-async def _probed(places: Mapping[str, Place]) -> dict[str, float]:
+async def _probed(places: Mapping[str, RunningServer]) -> dict[str, float]:
     """Seconds between tokens at each, all being asked at the same time."""
     requests = [
         TraceRequest(f"probe-{number}", 0.0, PROBE_INPUT_TOKENS, PROBE_OUTPUT_TOKENS)
@@ -237,7 +243,7 @@ MEASUREMENT = RealMeasurement(
 )
 
 
-def compared(servers: Fleet, tell: Tell) -> AscendraReal:
+def compared(servers: AscendraServers, tell: Tell) -> AscendraReal:
     """Every load on every system, turn by turn; who begins changes."""
     warm_up(servers)
     measured = calibrated(servers, Shape(), tell)

@@ -26,7 +26,7 @@ from headway.lab.papers import Tell
 from headway.lab.server import START_TIMEOUT_S, free_port, why_not_ready
 from headway.routing.pools import instance_names, pool_of
 from headway.with_parent import signal_with_parent
-from headway_reproduce.ascendra.real_systems import SERVICES, SYSTEMS, Service, System, pool_sizes
+from headway_reproduce.ascendra.real_systems import SERVICES, SYSTEMS, RealService, RealSystem, pool_sizes
 
 VLLM_FLAGS = ("--no-enable-prefix-caching", "--kv-cache-memory-bytes", str(256 << 20))
 """Everything else is vLLM's default. A stream is sent to the same instances more than once, so no prefix is kept."""
@@ -37,7 +37,7 @@ _POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunningServer:
     """A running server: where it is, and the process that it and its descendants are."""
 
     url: str
@@ -45,15 +45,15 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Fleet:
+class AscendraServers:
     """What runs: the instances of each service by name, and the gateway of each system."""
 
-    instances: Mapping[str, Mapping[str, Place]]
-    gateways: Mapping[str, Place]
+    instances: Mapping[str, Mapping[str, RunningServer]]
+    gateways: Mapping[str, RunningServer]
 
 
 @contextmanager
-def fleet(systems: Iterable[str], instances: int, logs: Path, tell: Tell) -> Iterator[Fleet]:
+def fleet(systems: Iterable[str], instances: int, logs: Path, tell: Tell) -> Iterator[AscendraServers]:
     """Start what the systems need, side by side; everything ends with the block.
 
     Instances that are not asked anything are idle, so all stay up while the systems take turns. Each instance
@@ -71,20 +71,20 @@ def fleet(systems: Iterable[str], instances: int, logs: Path, tell: Tell) -> Ite
                 server.wait_ready(START_TIMEOUT_S)
             tell(f"{name}: {', '.join(servers)} serve")
         running = {
-            name: {instance: Place(server.url, server.pid) for instance, server in servers.items()}
+            name: {instance: RunningServer(server.url, server.pid) for instance, server in servers.items()}
             for name, servers in started.items()
         }
         gateways = {
             name: stack.enter_context(gateway(name, system, running[system.service], logs))
             for name, system in chosen.items()
         }
-        yield Fleet(running, gateways)
+        yield AscendraServers(running, gateways)
 
 
 def start_instances(
     stack: ExitStack,
     name: str,
-    service: Service,
+    service: RealService,
     count: int,
     logs: Path,
     vllm_flags: Sequence[str] = VLLM_FLAGS,
@@ -104,7 +104,9 @@ def start_instances(
 
 
 @contextmanager
-def gateway(name: str, system: System, instances: Mapping[str, Place], logs: Path) -> Iterator[Place]:
+def gateway(
+    name: str, system: RealSystem, instances: Mapping[str, RunningServer], logs: Path
+) -> Iterator[RunningServer]:
     """A gateway over these instances, once it is ready. Raises UpstreamError if it does not get ready."""
     port = free_port()
     command = gateway_command(system, instances, port)
@@ -118,7 +120,7 @@ def gateway(name: str, system: System, instances: Mapping[str, Place], logs: Pat
             preexec_fn=partial(signal_with_parent, signal.SIGTERM),
         )
         try:
-            place = Place(f"http://127.0.0.1:{port}", process.pid)
+            place = RunningServer(f"http://127.0.0.1:{port}", process.pid)
             wait_until_ready(place, process, len(instances), path)
             yield place
         finally:
@@ -130,7 +132,7 @@ def gateway(name: str, system: System, instances: Mapping[str, Place], logs: Pat
                 process.wait()
 
 
-def gateway_command(system: System, instances: Mapping[str, Place], port: int) -> Sequence[str]:
+def gateway_command(system: RealSystem, instances: Mapping[str, RunningServer], port: int) -> Sequence[str]:
     """`headway serve` with everything joined: it launches nothing itself."""
     joined: list[str] = []
     for name, place in instances.items():
@@ -142,7 +144,9 @@ def gateway_command(system: System, instances: Mapping[str, Place], port: int) -
     ]
 
 
-def wait_until_ready(place: Place, process: subprocess.Popen[bytes], instances: int, log: Path) -> None:
+def wait_until_ready(
+    place: RunningServer, process: subprocess.Popen[bytes], instances: int, log: Path
+) -> None:
     """Return when the gateway serves with as many instances as there are. Raises UpstreamError if it does not."""
     deadline_s = time.monotonic() + GATEWAY_START_S
     while ready_instances(place.url) < instances:

@@ -15,7 +15,7 @@ DROP = ("expired",)
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class RealService:
     """How a set of instances schedules: pool -> preset, and rules in place of the presets' own.
 
     Instances of the one pool `""` are all alike.
@@ -26,7 +26,7 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class System:
+class RealSystem:
     """A gateway over the instances of a service (a key of SERVICES), and its router."""
 
     service: str
@@ -34,17 +34,17 @@ class System:
 
 
 SERVICES = {
-    ASCENDRA: Service(POOLED[ASCENDRA]),
-    "vllm": Service({"": "vllm"}),
-    "vllm-drop": Service({"": "vllm"}, leaving=DROP),
+    ASCENDRA: RealService(POOLED[ASCENDRA]),
+    "vllm": RealService({"": "vllm"}),
+    "vllm-drop": RealService({"": "vllm"}, leaving=DROP),
 }
 
 SYSTEMS = {
-    ASCENDRA: System(ASCENDRA, ASCENDRA),
-    "vllm round-robin": System("vllm", "round-robin"),
-    "vllm least-work": System("vllm", "least-work"),
-    "vllm round-robin, drop": System("vllm-drop", "round-robin"),
-    "vllm least-work, drop": System("vllm-drop", "least-work"),
+    ASCENDRA: RealSystem(ASCENDRA, ASCENDRA),
+    "vllm round-robin": RealSystem("vllm", "round-robin"),
+    "vllm least-work": RealSystem("vllm", "least-work"),
+    "vllm round-robin, drop": RealSystem("vllm-drop", "round-robin"),
+    "vllm least-work, drop": RealSystem("vllm-drop", "least-work"),
 }
 STOCK = tuple(name for name in SYSTEMS if name != ASCENDRA)
 """The four that the best is taken of."""
@@ -61,7 +61,7 @@ def calibrating(systems: Iterable[str]) -> str:
     raise ConfigError(f"nothing to measure capacity on; accepted: systems with one of {', '.join(STOCK)}")
 
 
-def pool_sizes(service: Service, instances: int) -> PoolSizes:
+def pool_sizes(service: RealService, instances: int) -> PoolSizes:
     """How many of so many instances each pool has: one is for high priority, all others for low.
 
     Raises ConfigError for fewer instances than pools.

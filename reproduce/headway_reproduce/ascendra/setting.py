@@ -28,7 +28,7 @@ TODAY_TOKENS_A_STEP = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ServedModel:
     """A model, and the KV blocks of an instance of it."""
 
     title: str
@@ -47,9 +47,9 @@ class Model:
         )
 
 
-MISTRAL = Model("Mistral-7B", "mistralai/Mistral-7B-v0.1", 25_000)
-LLAMA = Model("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", 25_000)
-QWEN = Model("Qwen-14B", "Qwen/Qwen-14B", 3_000)
+MISTRAL = ServedModel("Mistral-7B", "mistralai/Mistral-7B-v0.1", 25_000)
+LLAMA = ServedModel("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", 25_000)
+QWEN = ServedModel("Qwen-14B", "Qwen/Qwen-14B", 3_000)
 MODELS = (MISTRAL, LLAMA, QWEN)
 
 # ---- what is asked for ---------------------------------------------------------------------------------
@@ -84,10 +84,10 @@ TTFT_S = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class AscendraCase:
     """A model serving a data set."""
 
-    model: Model
+    model: ServedModel
     data: Data
 
     def __str__(self) -> str:
@@ -99,8 +99,8 @@ class Case:
         return Slo(ttft_s=TTFT_S[self.model, self.data], tbt_s=TBT_S)
 
 
-CASES = tuple(Case(model, data) for model in MODELS for data in DATA)
-MAIN = Case(MISTRAL, SHAREGPT)
+CASES = tuple(AscendraCase(model, data) for model in MODELS for data in DATA)
+MAIN = AscendraCase(MISTRAL, SHAREGPT)
 """Where all but the sweep of rates is asked: the case the paper reports the largest gain for."""
 
 # ---- who serves ----------------------------------------------------------------------------------------
@@ -244,7 +244,7 @@ ERROR_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class AscendraChange:
     """What differs from the paper's setting, for every system, to find the reason of a figure (ours).
 
     `more_host_s` is added to every step, `tbt_factor` is on the target between tokens alone, `kv_share` on the blocks.
@@ -256,12 +256,12 @@ class Change:
     kv_share: float = 1.0
 
 
-UNCHANGED = Change()
+UNCHANGED = AscendraChange()
 CHANGES = (
     UNCHANGED,
-    Change(name="a third of the time between tokens", tbt_factor=1 / 3),
-    Change(name="20 ms more of the host's time a step", more_host_s=0.02),
-    Change(name="a quarter of the KV blocks", kv_share=0.25),
+    AscendraChange(name="a third of the time between tokens", tbt_factor=1 / 3),
+    AscendraChange(name="20 ms more of the host's time a step", more_host_s=0.02),
+    AscendraChange(name="a quarter of the KV blocks", kv_share=0.25),
 )
 CHANGED_LOADS = (0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7)
 
@@ -269,9 +269,9 @@ CHANGED_LOADS = (0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7)
 # ---- what the paper reports ----------------------------------------------------------------------------
 
 PAPER_GAINS = {
-    Case(MISTRAL, SHAREGPT): (1.191, 1.174),
-    Case(LLAMA, LONGBENCH): (1.154, 1.154),
-    Case(QWEN, SHAREGPT): (2.8 / 2.55, 1.0),
+    AscendraCase(MISTRAL, SHAREGPT): (1.191, 1.174),
+    AscendraCase(LLAMA, LONGBENCH): (1.154, 1.154),
+    AscendraCase(QWEN, SHAREGPT): (2.8 / 2.55, 1.0),
 }
 """Gains in goodput over vLLM and Sarathi; no other case has a number."""
 PAPER_IN_SLO_GAIN, PAPER_LOSS_RATIO = 1.74, 0.5

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from headway.lab.papers import Request, Tell
+from headway.lab.papers import PaperRequest, Tell
 from headway.policies.batching.within_budgets import TOKEN_BUDGET
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
-from headway_reproduce.ascendra.ablations import Ablation, Further, Reasons
+from headway_reproduce.ascendra.ablations import Ablation, AscendraFurther, AscendraReasons
 from headway_reproduce.ascendra.cells import ALL, QUICK
 from headway_reproduce.ascendra.example import example_part
-from headway_reproduce.ascendra.findings import Findings, Overloads, Rates, Targets
+from headway_reproduce.ascendra.findings import AscendraFindings, AscendraRates, Overloads, TargetFindings
 from headway_reproduce.ascendra.real_run import MEASUREMENT, real_data, real_part
 from headway_reproduce.ascendra.run import AscendraResult
 from headway_reproduce.ascendra.setting import (
@@ -28,32 +28,34 @@ from headway_reproduce.ascendra.setting import (
     TODAY,
     TODAY_TOKENS_A_STEP,
     TOKENS_A_STEP,
-    Case,
+    AscendraCase,
 )
 from headway_reproduce.study import RepeatedPaper, read_kept
 
 FILE = "ascendra-runs.jsonl"
 
 
-class Ascendra(RepeatedPaper[Findings]):
+class AscendraStudy(RepeatedPaper[AscendraFindings]):
     """Three models on three simulated A100s, and three small instances behind the gateway on this machine."""
 
     name = "ascendra"
     title = "Ascendra, repeated"
 
-    def findings(self, request: Request) -> Findings:
+    def findings(self, request: PaperRequest) -> AscendraFindings:
         """As `RepeatedPaper.findings`."""
-        return Findings(read_kept(request.root, AscendraResult, FILE), QUICK if request.quick else ALL)
+        return AscendraFindings(
+            read_kept(request.root, AscendraResult, FILE), QUICK if request.quick else ALL
+        )
 
-    def more_seconds(self, request: Request) -> float:
+    def more_seconds(self, request: PaperRequest) -> float:
         """The real engine's."""
         return MEASUREMENT.more_seconds(request)
 
-    def study(self, findings: Findings, request: Request, tell: Tell) -> Study:
+    def study(self, findings: AscendraFindings, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
         scope, made = findings.scope, (findings.kept, findings.scope)
-        rates, targets, overloads = Rates(*made), Targets(*made), Overloads(*made)
-        ablation, reasons, further = Ablation(*made), Reasons(*made), Further(*made)
+        rates, targets, overloads = AscendraRates(*made), TargetFindings(*made), Overloads(*made)
+        ablation, reasons, further = Ablation(*made), AscendraReasons(*made), AscendraFurther(*made)
         real = MEASUREMENT.found(request, tell)
         return self.told(
             scope,
@@ -94,7 +96,7 @@ class Ascendra(RepeatedPaper[Findings]):
         )
 
 
-def _facts(findings: Findings) -> list[tuple[str, str]]:
+def _facts(findings: AscendraFindings) -> list[tuple[str, str]]:
     """What was run on what."""
     blocks = ", ".join(f"{model.title} {model.kv_blocks:,}" for model in MODELS)
     return [
@@ -118,5 +120,5 @@ def _facts(findings: Findings) -> list[tuple[str, str]]:
     ]
 
 
-def _targets(case: Case) -> str:
+def _targets(case: AscendraCase) -> str:
     return f"{case}: first token {case.slo.ttft_s:g} s, between tokens {case.slo.tbt_s:g} s"

@@ -8,7 +8,7 @@ from headway.results.svg import Points
 from headway.traces import NAMED_LAWS
 from headway_reproduce.fastserve.end_to_end import (
     AXIS_HEADINGS,
-    Findings,
+    FastServeFindings,
     largest,
     mean_jct_s,
     p99_jct_s,
@@ -44,7 +44,7 @@ from headway_reproduce.fastserve.setting import (
     SINGLE,
     SMALL,
     VLLM_V0,
-    Point,
+    FastServePoint,
     loaded,
     with_quantum,
     with_starvation,
@@ -55,10 +55,10 @@ from headway_reproduce.study_runs import summary_key
 LATENCIES = (mean_jct_s, p99_jct_s)
 
 
-class Scheduler(Findings):
+class Scheduler(FastServeFindings):
     """FastServe's queues against others, and against the choice of their first quantum (Fig. 10)."""
 
-    def points(self) -> dict[float, Point]:
+    def points(self) -> dict[float, FastServePoint]:
         """Load -> point of the ablation."""
         return {load: loaded(ABLATED, load, self.capacity_rps) for load in self.scope.scheduler_loads}
 
@@ -91,14 +91,14 @@ class Scheduler(Findings):
             ],
         )
 
-    def _swept(self, point: Point, policy: str) -> Points:
+    def _swept(self, point: FastServePoint, policy: str) -> Points:
         """(quantum, mean JCT)."""
         return [
             (quantum, self.mean(with_quantum(point, policy, quantum), policy, mean_jct_s))
             for quantum in self.scope.quanta
         ]
 
-    def _quantum_table(self, points: dict[float, Point]) -> StudyTable:
+    def _quantum_table(self, points: dict[float, FastServePoint]) -> StudyTable:
         rows: list[list[Value]] = []
         for load, point in points.items():
             for policy in SCHEDULERS:
@@ -113,7 +113,7 @@ class Scheduler(Findings):
             keys=2,
         )
 
-    def _starvation_table(self, points: dict[float, Point]) -> StudyTable:
+    def _starvation_table(self, points: dict[float, FastServePoint]) -> StudyTable:
         rows: list[list[Value]] = []
         for load, point in points.items():
             for starve_s in self.scope.starve_s:
@@ -129,7 +129,7 @@ class Scheduler(Findings):
             keys=2,
         )
 
-    def _orders_table(self, points: dict[float, Point]) -> StudyTable:
+    def _orders_table(self, points: dict[float, FastServePoint]) -> StudyTable:
         rows: list[list[Value]] = []
         for load, point in points.items():
             for policy in (FASTSERVE, *self.scope.other_orders):
@@ -165,10 +165,10 @@ _PAPER = {
 _SLOT_NAMES = {"idle_jobs": "K, slots kept free", "burst_levels": "K', levels that foretell a burst"}
 
 
-class Memory(Findings):
+class MemoryFindings(FastServeFindings):
     """FastServe's KV management against others, against the slots it keeps free (Fig. 11), and its peak of KV."""
 
-    def axes(self) -> dict[str, dict[float, Point]]:
+    def axes(self) -> dict[str, dict[float, FastServePoint]]:
         """Axis -> setting -> point, of the axes that are run."""
         found = {axis: self.scope.memory(axis, self.capacity_rps) for axis in (RATE_AXIS, CV_AXIS)}
         return {axis: points for axis, points in found.items() if points}
@@ -198,7 +198,7 @@ class Memory(Findings):
             ],
         )
 
-    def _axis_table(self, axis: str, points: dict[float, Point]) -> StudyTable:
+    def _axis_table(self, axis: str, points: dict[float, FastServePoint]) -> StudyTable:
         policies = self.scope.memories
         rows: list[list[Value]] = []
         for setting, point in points.items():
@@ -283,7 +283,7 @@ _PUBLISHED = (VLLM_V0, FCFS, FASTSERVE)
 """Whose numbers the notebook has, in its order."""
 
 
-class Further(Findings):
+class FastServeFurther(FastServeFindings):
     """FastServe on more GPUs, and its mean latency per token with lengths as in ShareGPT."""
 
     def scale_part(self) -> StudyPart | None:

@@ -31,11 +31,11 @@ from headway_reproduce.fastserve.setting import (
     TODAY,
     VARIATIONS,
     VARIED,
-    Machine,
-    Place,
-    Point,
-    Scope,
-    What,
+    CapacityPoint,
+    FastServePoint,
+    FastServeScope,
+    FastServeVariation,
+    PaperMachine,
 )
 from headway_reproduce.study import Range, chart, short, short_range, span
 from headway_reproduce.study_runs import EngineFindings, Number, StudyRun, summary_key, throughput_rps
@@ -52,34 +52,34 @@ _OVER = {ORCA: "over orca", FASTER_TRANSFORMER: "over fastertransformer", TODAY:
 
 
 @dataclass(frozen=True)
-class Findings(EngineFindings[Point]):
+class FastServeFindings(EngineFindings[FastServePoint]):
     """FastServe's runs."""
 
     measured_on = SIMULATED
-    scope: Scope
+    scope: FastServeScope
 
     def phases(self) -> Iterator[Sequence[StudyRun]]:
         """Capacity first, which the rates of all others are shares of."""
         yield self.scope.capacity_runs()
         yield self.scope.loaded_runs(self.capacity_rps)
 
-    def capacity_rps(self, place: Place) -> float:
+    def capacity_rps(self, place: CapacityPoint) -> float:
         """What the baseline got through of a place's requests, all at once."""
         return self.mean(place.at_once(), ORCA, throughput_rps) or 0.0
 
-    def gain(self, point: Point, over: str, number: Number = mean_jct_s) -> float | None:
+    def gain(self, point: FastServePoint, over: str, number: Number = mean_jct_s) -> float | None:
         """How many times another policy's latency is fastserve's, mean over seeds: 2 is half the time."""
         return self.ratio(point, over, FASTSERVE, number)
 
-    def gains(self, points: Iterable[Point], over: str, number: Number = mean_jct_s) -> Range | None:
+    def gains(self, points: Iterable[FastServePoint], over: str, number: Number = mean_jct_s) -> Range | None:
         """The least and the largest gain."""
         return span(self.gain(point, over, number) for point in points)
 
     def jct_chart(
         self,
         name: str,
-        machine: Machine,
-        points: Mapping[float, Point],
+        machine: PaperMachine,
+        points: Mapping[float, FastServePoint],
         policies: Mapping[str, str],
         x_label: str,
         *,
@@ -110,14 +110,14 @@ def said(found: Range | None) -> str:
     return "not measured" if found is None else f"{found[0]:.2f} to {found[1]:.2f} times"
 
 
-class EndToEnd(Findings):
+class EndToEnd(FastServeFindings):
     """The three axes: completion times, gains, and what changes them."""
 
-    def points(self, axis: str) -> dict[float, Point]:
+    def points(self, axis: str) -> dict[float, FastServePoint]:
         """Setting -> point."""
         return self.scope.end_to_end(axis, self.capacity_rps)
 
-    def all_points(self) -> list[Point]:
+    def all_points(self) -> list[FastServePoint]:
         """Every point of the three axes, once."""
         return list(dict.fromkeys(point for axis in AXES for point in self.points(axis).values()))
 
@@ -204,7 +204,7 @@ class EndToEnd(Findings):
             ],
         )
 
-    def _gain_table(self, axis: str, points: dict[float, Point]) -> StudyTable:
+    def _gain_table(self, axis: str, points: dict[float, FastServePoint]) -> StudyTable:
         rows: list[list[Value]] = []
         for setting, point in points.items():
             means = [self.mean(point, policy, mean_jct_s) for policy in SYSTEMS]
@@ -221,7 +221,7 @@ class EndToEnd(Findings):
             "Gains are taken seed by seed; ± is their standard deviation, where there are several.",
         )
 
-    def _latency_table(self, axis: str, points: dict[float, Point]) -> StudyTable:
+    def _latency_table(self, axis: str, points: dict[float, FastServePoint]) -> StudyTable:
         asked = (("p99 JCT s", p99_jct_s), ("req/s", throughput_rps))
         return self.table(
             f"end-to-end-{axis}-more",
@@ -250,7 +250,7 @@ class EndToEnd(Findings):
             return None
         rows: list[list[Value]] = []
         for load, point in points.items():
-            for what in (What("as it stands"), *VARIATIONS):
+            for what in (FastServeVariation("as it stands"), *VARIATIONS):
                 changed = what.of(point)
                 gains = [self.gain(changed, ORCA, number) for number in (mean_jct_s, p99_jct_s)]
                 means = [self.mean(changed, policy, mean_jct_s) for policy in VARIED]
@@ -275,8 +275,8 @@ class EndToEnd(Findings):
             tables=[table],
         )
 
-    def _said_of_variations(self, load: float, point: Point) -> str:
-        def gain(what: What) -> str:
+    def _said_of_variations(self, load: float, point: FastServePoint) -> str:
+        def gain(what: FastServeVariation) -> str:
             return f"{self.gain(what.of(point), ORCA) or 0.0:.2f}"
 
         single, reserving, scarce, longer, any_size = VARIATIONS
@@ -287,7 +287,7 @@ class EndToEnd(Findings):
             f"where batches may be of any size. A run {longer.times_jobs} times as long: {gain(longer)}."
         )
 
-    def _said_of_tails(self, points: list[Point]) -> str:
+    def _said_of_tails(self, points: list[FastServePoint]) -> str:
         mine = self.gains(points, ORCA, p99_jct_s)
         ideal = span(self.ratio(point, ORCA, ORACLE, p99_jct_s) for point in points)
         return (
@@ -330,7 +330,7 @@ class EndToEnd(Findings):
             for setting, point in self.points(axis).items()
         ]
 
-    def _latencies(self, point: Point, policy: str) -> dict[str, float | None]:
+    def _latencies(self, point: FastServePoint, policy: str) -> dict[str, float | None]:
         numbers = {"mean_jct_s": mean_jct_s, "p99_jct_s": p99_jct_s}
         return {key: short(self.mean(point, policy, number)) for key, number in numbers.items()}
 

@@ -41,7 +41,7 @@ BATCH, SLOTS = 16, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class PaperMachine:
     """A model on one engine of `stages` pipeline stages of `tp` GPUs; `host_bytes` None is all of its nodes' memory."""
 
     title: str
@@ -84,19 +84,21 @@ def _costs(model: str, tp: int, stages: int) -> Calibration:
     return calibration(HARDWARE, model_shape(model), tp, stages)
 
 
-def gpt_175b(stages: int) -> Machine:
+def gpt_175b(stages: int) -> PaperMachine:
     """GPT-175B on so many nodes, a pipeline stage each."""
     gpus = GPUS_A_NODE * stages
-    return Machine(title=f"GPT-175B, {gpus} GPUs", model="openai/gpt-175b", tp=GPUS_A_NODE, stages=stages)
+    return PaperMachine(
+        title=f"GPT-175B, {gpus} GPUs", model="openai/gpt-175b", tp=GPUS_A_NODE, stages=stages
+    )
 
 
 CLUSTER = gpt_175b(2)
 """End to end: 16 GPUs, two pipeline stages of eight."""
-SINGLE = Machine(title="OPT-13B, 1 GPU", model="facebook/opt-13b")
+SINGLE = PaperMachine(title="OPT-13B, 1 GPU", model="facebook/opt-13b")
 """The ablations."""
-SMALL = Machine(title="OPT-2.7B, 1 GPU", model="facebook/opt-2.7b")
+SMALL = PaperMachine(title="OPT-2.7B, 1 GPU", model="facebook/opt-2.7b")
 """The peak of KV."""
-RELEASED = Machine(title="OPT-13B, 1 GPU", model="facebook/opt-13b", host_bytes=56e9)
+RELEASED = PaperMachine(title="OPT-13B, 1 GPU", model="facebook/opt-13b", host_bytes=56e9)
 """The released code's engine with its swap space, for its curve of latency per token."""
 
 # ---- what is asked for ---------------------------------------------------------------------------------
@@ -219,7 +221,7 @@ PAPER_PER_TOKEN_S = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class FastServePoint:
     """One setting that policies are compared at; `rate_rps` 0 is all requests at once.
 
     `parts` take the place of the policies' own. Variations change what follows: one batch for all stages, the width of
@@ -227,7 +229,7 @@ class Point:
     have beyond the lengths' limit. With `every_step` KV is counted at each.
     """
 
-    machine: Machine
+    machine: PaperMachine
     lengths: Lengths
     cv: float = CV
     rate_rps: float = 0.0
@@ -286,28 +288,28 @@ _SECONDS = {ORCA: 0.9, TODAY: 1.0, FASTER_TRANSFORMER: 2.6, ORACLE: 1.3, DEFER: 
 _OTHER_SECONDS = 3.5
 
 
-class Place(NamedTuple):
+class CapacityPoint(NamedTuple):
     """A machine and the lengths it serves: where capacity is measured."""
 
-    machine: Machine
+    machine: PaperMachine
     lengths: Lengths
 
-    def at_once(self) -> Point:
+    def at_once(self) -> FastServePoint:
         """All requests at 0 s."""
-        return Point(machine=self.machine, lengths=self.lengths)
+        return FastServePoint(machine=self.machine, lengths=self.lengths)
 
 
-END_TO_END = Place(CLUSTER, zipf(THETA))
-ABLATED = Place(SINGLE, zipf(THETA))
-PEAK = Place(SMALL, zipf(THETA, PEAK_OUTPUT))
+END_TO_END = CapacityPoint(CLUSTER, zipf(THETA))
+ABLATED = CapacityPoint(SINGLE, zipf(THETA))
+PEAK = CapacityPoint(SMALL, zipf(THETA, PEAK_OUTPUT))
 
-Capacity = Callable[[Place], float]
+Capacity = Callable[[CapacityPoint], float]
 """Requests a second that the baseline gets through at a place, all at once."""
-Pairs = list[tuple[Point, str]]
+Pairs = list[tuple[FastServePoint, str]]
 """Points, each with a policy that is asked there."""
 
 
-class What(NamedTuple):
+class FastServeVariation(NamedTuple):
     """A variation of the end-to-end setting (ours): what differs from it, for every policy."""
 
     name: str
@@ -317,7 +319,7 @@ class What(NamedTuple):
     further_tokens: int = 0
     times_jobs: int = 1
 
-    def of(self, point: Point) -> Point:
+    def of(self, point: FastServePoint) -> FastServePoint:
         """A point with it changed."""
         return replace(
             point,
@@ -330,38 +332,40 @@ class What(NamedTuple):
 
 
 VARIATIONS = (
-    What("one batch for both stages", one_batch=True),
-    What("room for 2,048 tokens reserved", further_tokens=FURTHER_TOKENS),
-    What("a quarter of the KV blocks", memory=SCARCE_MEMORY),
-    What(f"{MORE_JOBS} times as many jobs", times_jobs=MORE_JOBS),
-    What("batches of any size", batch=None),
+    FastServeVariation("one batch for both stages", one_batch=True),
+    FastServeVariation("room for 2,048 tokens reserved", further_tokens=FURTHER_TOKENS),
+    FastServeVariation("a quarter of the KV blocks", memory=SCARCE_MEMORY),
+    FastServeVariation(f"{MORE_JOBS} times as many jobs", times_jobs=MORE_JOBS),
+    FastServeVariation("batches of any size", batch=None),
 )
 VARIED = (ORCA, TODAY, FASTSERVE)
 
 
-def loaded(place: Place, load: float, capacity: Capacity, *, cv: float = CV) -> Point:
+def loaded(place: CapacityPoint, load: float, capacity: Capacity, *, cv: float = CV) -> FastServePoint:
     """Arrivals at a share of a place's capacity."""
-    return Point(machine=place.machine, lengths=place.lengths, cv=cv, rate_rps=load * capacity(place))
+    return FastServePoint(
+        machine=place.machine, lengths=place.lengths, cv=cv, rate_rps=load * capacity(place)
+    )
 
 
-def with_quantum(point: Point, policy: str, quantum: float) -> Point:
+def with_quantum(point: FastServePoint, policy: str, quantum: float) -> FastServePoint:
     """A point at which the policy's first quantum is so many decode steps."""
     return _with_order(point, policy, f"quantum_s={quantum * point.machine.decode_step_s():.4g}")
 
 
-def with_starvation(point: Point, starve_s: float) -> Point:
+def with_starvation(point: FastServePoint, starve_s: float) -> FastServePoint:
     """A point at which fastserve promotes jobs that have not run for so long."""
     return _with_order(point, FASTSERVE, f"starve_s={starve_s:g}")
 
 
-def _with_order(point: Point, policy: str, setting: str) -> Point:
+def _with_order(point: FastServePoint, policy: str, setting: str) -> FastServePoint:
     row = KILLING_ROWS.get(policy) or find_preset(policy)
     order = f"{row.order}{',' if ':' in row.order else ':'}{setting}"
     return replace(point, parts=replace(OWN_PARTS, order=order))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class FastServeScope:
     """What is varied, and which runs that makes, given what the baseline gets through; as it stands, all of it.
 
     `loads`, `cvs` and `thetas` are of the axes, those of the memory's ablation apart; `memories` and `other_orders`
@@ -384,14 +388,14 @@ class Scope:
     stages: Sequence[int] = STAGES
     sharegpt_rates_rps: Sequence[float] = SHAREGPT_RATES_RPS
 
-    def seeds(self, point: Point) -> range:
+    def seeds(self, point: FastServePoint) -> range:
         """Each is another draw of arrivals and lengths, and of the clock's noise."""
         if not point.rate_rps:
             return range(CAPACITY_SEEDS)
         if self.quick:
             return range(1)
         lengths = replace(point.lengths, count=END_TO_END.lengths.count)
-        end_to_end = Point(machine=CLUSTER, lengths=lengths, cv=point.cv, rate_rps=point.rate_rps)
+        end_to_end = FastServePoint(machine=CLUSTER, lengths=lengths, cv=point.cv, rate_rps=point.rate_rps)
         return range(SEEDS if point == end_to_end else ABLATION_SEEDS)
 
     # ---- where policies are compared ---------------------------------------------------------------
@@ -400,26 +404,26 @@ class Scope:
         """What an axis is varied over."""
         return {RATE_AXIS: self.loads, CV_AXIS: self.cvs, THETA_AXIS: self.thetas}[axis]
 
-    def end_to_end(self, axis: str, capacity: Capacity) -> dict[float, Point]:
+    def end_to_end(self, axis: str, capacity: Capacity) -> dict[float, FastServePoint]:
         """Setting -> point, the other two axes as they stand."""
-        found: dict[float, Point] = {}
+        found: dict[float, FastServePoint] = {}
         for setting in self.settings(axis):
-            place = Place(CLUSTER, zipf(setting)) if axis == THETA_AXIS else END_TO_END
+            place = CapacityPoint(CLUSTER, zipf(setting)) if axis == THETA_AXIS else END_TO_END
             load = setting if axis == RATE_AXIS else LOAD
             found[setting] = loaded(place, load, capacity, cv=setting if axis == CV_AXIS else CV)
         return found
 
-    def varied(self, capacity: Capacity) -> dict[float, Point]:
+    def varied(self, capacity: Capacity) -> dict[float, FastServePoint]:
         """Load -> point, of the end-to-end settings that variations start from."""
         return {} if self.quick else {load: loaded(END_TO_END, load, capacity) for load in (LOAD, OVERLOAD)}
 
-    def memory(self, axis: str, capacity: Capacity) -> dict[float, Point]:
+    def memory(self, axis: str, capacity: Capacity) -> dict[float, FastServePoint]:
         """Setting -> point of the memory's ablation."""
         if axis == RATE_AXIS:
             return {load: loaded(ABLATED, load, capacity) for load in self.memory_loads}
         return {cv: loaded(ABLATED, LOAD, capacity, cv=cv) for cv in self.memory_cvs}
 
-    def slot_points(self, capacity: Capacity) -> dict[tuple[str, int], Point]:
+    def slot_points(self, capacity: Capacity) -> dict[tuple[str, int], FastServePoint]:
         """(setting of the eviction, value) -> point: one of them varied, the other as it stands."""
         point = loaded(ABLATED, OVERLOAD, capacity)
         values = {"idle_jobs": self.idle_jobs, "burst_levels": self.burst_levels}
@@ -429,23 +433,23 @@ class Scope:
             for value in found
         }
 
-    def peaks(self, capacity: Capacity) -> dict[str, Point]:
+    def peaks(self, capacity: Capacity) -> dict[str, FastServePoint]:
         """What it is called -> point at which KV is counted, every step of it planned."""
-        paper = Point(machine=SMALL, lengths=PEAK.lengths, cv=PEAK_CV, rate_rps=PEAK_RATE_RPS)
+        paper = FastServePoint(machine=SMALL, lengths=PEAK.lengths, cv=PEAK_CV, rate_rps=PEAK_RATE_RPS)
         found = {f"{PEAK_RATE_RPS:g} req/s, CV {PEAK_CV:g}": paper}
         if not self.quick:
             found[f"{OVERLOAD:g} of capacity, CV {PEAK_CV:g}"] = loaded(PEAK, OVERLOAD, capacity, cv=PEAK_CV)
         return {name: replace(point, every_step=True) for name, point in found.items()}
 
-    def scaled(self, capacity: Capacity) -> dict[Machine, Point]:
+    def scaled(self, capacity: Capacity) -> dict[PaperMachine, FastServePoint]:
         """Machine -> point, each at the same share of its own capacity."""
         machines = map(gpt_175b, self.stages)
-        return {machine: loaded(Place(machine, zipf(THETA)), LOAD, capacity) for machine in machines}
+        return {machine: loaded(CapacityPoint(machine, zipf(THETA)), LOAD, capacity) for machine in machines}
 
-    def per_token(self) -> dict[float, Point]:
+    def per_token(self) -> dict[float, FastServePoint]:
         """Requests a second -> point of the ShareGPT curve."""
         rates = self.sharegpt_rates_rps
-        return {rate: Point(machine=RELEASED, lengths=SHAREGPT, rate_rps=rate) for rate in rates}
+        return {rate: FastServePoint(machine=RELEASED, lengths=SHAREGPT, rate_rps=rate) for rate in rates}
 
     # ---- runs --------------------------------------------------------------------------------------
 
@@ -468,8 +472,8 @@ class Scope:
 
     def _places(self) -> Pairs:
         """Where capacity is measured, and of which policy."""
-        thetas = [Place(CLUSTER, zipf(theta)) for theta in self.thetas]
-        machines = [Place(gpt_175b(stages), zipf(THETA)) for stages in self.stages]
+        thetas = [CapacityPoint(CLUSTER, zipf(theta)) for theta in self.thetas]
+        machines = [CapacityPoint(gpt_175b(stages), zipf(THETA)) for stages in self.stages]
         places = dict.fromkeys([*thetas, ABLATED, *machines, *([] if self.quick else [PEAK])])
         return [(place.at_once(), ORCA) for place in places]
 
@@ -494,13 +498,13 @@ class Scope:
         ]
         return list(dict.fromkeys(pairs))
 
-    def _runs(self, compared: Iterable[tuple[Point, str]]) -> list[StudyRun]:
+    def _runs(self, compared: Iterable[tuple[FastServePoint, str]]) -> list[StudyRun]:
         found = (point.run(policy, seed) for point, policy in compared for seed in self.seeds(point))
         return list(dict.fromkeys(found))
 
 
-ALL = Scope()
-QUICK = Scope(
+ALL = FastServeScope()
+QUICK = FastServeScope(
     quick=True,
     loads=(LOW_LOAD, LOAD, OVERLOAD),
     cvs=(CV, CVS[-1]),
@@ -520,7 +524,7 @@ QUICK = Scope(
 """One seed; neither variations, nor more GPUs, nor the ShareGPT curve."""
 
 
-def _seconds(pair: tuple[Point, str]) -> float:
+def _seconds(pair: tuple[FastServePoint, str]) -> float:
     """About how long simulating it takes on one core."""
     point, policy = pair
     return _SECONDS.get(policy, _OTHER_SECONDS) * point.lengths.count / zipf(THETA).count

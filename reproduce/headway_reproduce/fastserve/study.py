@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from headway.lab.papers import Request, Tell
+from headway.lab.papers import PaperRequest, Tell
 from headway.lab.trace import Trace
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway.traces import TraceRequest, take
-from headway_reproduce.fastserve.ablations import Further, Memory, Scheduler
-from headway_reproduce.fastserve.end_to_end import EndToEnd, Findings
+from headway_reproduce.fastserve.ablations import FastServeFurther, MemoryFindings, Scheduler
+from headway_reproduce.fastserve.end_to_end import EndToEnd, FastServeFindings
 from headway_reproduce.fastserve.setting import (
     ALL,
     AXES,
@@ -28,7 +28,7 @@ from headway_reproduce.fastserve.setting import (
     SINGLE,
     SLOTS,
     TOKENS_A_STEP,
-    Machine,
+    PaperMachine,
 )
 from headway_reproduce.real_study import RealColumn, RealPlan, RealSizes, real_part
 from headway_reproduce.study import RepeatedPaper, read_kept
@@ -74,24 +74,29 @@ REAL_PLAN = RealPlan(
 # ---- from beginning to end -----------------------------------------------------------------------------
 
 
-class FastServe(RepeatedPaper[Findings]):
+class FastServe(RepeatedPaper[FastServeFindings]):
     """GPT-175B on simulated A100s, its ablations on one of them, and a smaller run on this machine's engine."""
 
     name = "fastserve"
     title = "FastServe, repeated"
 
-    def findings(self, request: Request) -> Findings:
+    def findings(self, request: PaperRequest) -> FastServeFindings:
         """As `RepeatedPaper.findings`."""
-        return Findings(read_kept(request.root, RunResult), QUICK if request.quick else ALL)
+        return FastServeFindings(read_kept(request.root, RunResult), QUICK if request.quick else ALL)
 
-    def more_seconds(self, request: Request) -> float:
+    def more_seconds(self, request: PaperRequest) -> float:
         """The real engine's."""
         return REAL_PLAN.measurement.more_seconds(request)
 
-    def study(self, findings: Findings, request: Request, tell: Tell) -> Study:
+    def study(self, findings: FastServeFindings, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
         made = findings.kept, findings.scope
-        ends, scheduler, memory, further = EndToEnd(*made), Scheduler(*made), Memory(*made), Further(*made)
+        ends, scheduler, memory, further = (
+            EndToEnd(*made),
+            Scheduler(*made),
+            MemoryFindings(*made),
+            FastServeFurther(*made),
+        )
         real = REAL_PLAN.measurement.found(request, tell)
         data = {
             **ends.data(),
@@ -119,7 +124,7 @@ class FastServe(RepeatedPaper[Findings]):
         )
 
 
-def _facts(findings: Findings) -> list[tuple[str, str]]:
+def _facts(findings: FastServeFindings) -> list[tuple[str, str]]:
     """What was run on what."""
     return [
         ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
@@ -137,7 +142,7 @@ def _facts(findings: Findings) -> list[tuple[str, str]]:
     ]
 
 
-def _sizes(machine: Machine) -> str:
+def _sizes(machine: PaperMachine) -> str:
     limits = machine.limits()
     return (
         f"{machine.gpus} GPUs, pipeline stages: {machine.stages}; {limits.num_blocks:,} KV blocks of {BLOCK_TOKENS} "

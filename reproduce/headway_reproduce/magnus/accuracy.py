@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from headway.core.prediction_quality import kendall_tau
 from headway.json_file import read_json, write_json
-from headway.lab.papers import Request, Tell
+from headway.lab.papers import PaperRequest, Tell
 from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.magnus.data import DataSource, TaskData, TaskRow, data_digest, load_natural, load_tasks
 from headway_reproduce.magnus.features import USER_GROUPS, MagnusFeatures
@@ -32,7 +32,7 @@ WITH_INSTRUCTION = "input length and instruction"
 WAYS = (FOREST, WITH_INSTRUCTION, INPUT_ONLY, MEAN)
 
 
-class Errors(msgspec.Struct, frozen=True, kw_only=True):
+class LengthErrors(msgspec.Struct, frozen=True, kw_only=True):
     """One way of predicting on one set of answers, in tokens; tau is Kendall's."""
 
     way: str
@@ -50,7 +50,7 @@ class SetAccuracy(msgspec.Struct, frozen=True, kw_only=True):
     mean_tokens: float
     deviation_tokens: float
     correlation: float | None
-    errors: tuple[Errors, ...]
+    errors: tuple[LengthErrors, ...]
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,14 +65,14 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
     predict_us: float
 
 
-def accuracy_seconds(request: Request) -> float:
+def accuracy_seconds(request: PaperRequest) -> float:
     """About how long `accuracy` will take."""
     if _file(request).exists():
         return 0.0
     return _QUICK_SECONDS if request.quick else _FULL_SECONDS
 
 
-def accuracy(request: Request, source: DataSource, tell: Tell) -> Accuracy:
+def accuracy(request: PaperRequest, source: DataSource, tell: Tell) -> Accuracy:
     """What the folder keeps, else measured now and kept. Quick: the tasks alone.
 
     Raises RecordError if what is kept cannot be read.
@@ -91,7 +91,7 @@ def accuracy(request: Request, source: DataSource, tell: Tell) -> Accuracy:
     return found
 
 
-def _file(request: Request) -> Path:
+def _file(request: PaperRequest) -> Path:
     return request.root / f"magnus-accuracy{'-quick' if request.quick else ''}.json"
 
 
@@ -149,9 +149,9 @@ def _judged(
     )
 
 
-def _errors(way: str, predicted: Tokens, tokens: Tokens) -> Errors:
+def _errors(way: str, predicted: Tokens, tokens: Tokens) -> LengthErrors:
     off = predicted - tokens
-    return Errors(
+    return LengthErrors(
         way=way,
         rmse=float(np.sqrt(np.mean(off * off))),
         mae=float(np.mean(np.abs(off))),

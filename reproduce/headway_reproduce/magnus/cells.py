@@ -31,7 +31,7 @@ from headway_reproduce.magnus.setting import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class MagnusChange:
     """What differs from the paper's setting, to find the reason of a figure (ours).
 
     `true_lengths` in place of predicted ones; a predictor that never learns (`learns`); an engine without the fitted
@@ -47,7 +47,7 @@ class Change:
     safety: float = 1.0
 
 
-UNCHANGED = Change()
+UNCHANGED = MagnusChange()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class MagnusRun:
     seed: int
     rate_rps: float
     phi: int = PHI
-    change: Change = UNCHANGED
+    change: MagnusChange = UNCHANGED
 
     def digest(self) -> str:
         """As `Digested.digest`; rows are told apart by what they say, not where they lie."""
@@ -74,7 +74,7 @@ class MagnusRun:
 
 
 @lru_cache(maxsize=8)
-def run_costs(policy: str, change: Change) -> Calibration:
+def run_costs(policy: str, change: MagnusChange) -> Calibration:
     """What an instance costs under a policy, with what is changed."""
     copies = change.copies and policy != TODAY
     overhead_s = toy(copies=change.copies).fitted_overhead_s if change.overhead else 0.0
@@ -82,7 +82,7 @@ def run_costs(policy: str, change: Change) -> Calibration:
 
 
 @lru_cache(maxsize=32)
-def _fingerprint(policy: str, change: Change) -> str:
+def _fingerprint(policy: str, change: MagnusChange) -> str:
     return fingerprint(run_costs(policy, change))
 
 
@@ -94,12 +94,12 @@ CHANGED_LOADS = (1.5, 4.0)
 MOST_IN_A_BATCH, SAFETY = 28, 1.5
 
 CHANGES = {
-    "true lengths": Change(true_lengths=True),
-    "a predictor that never learns": Change(learns=False),
-    f"answers planned {SAFETY:g} times as long": Change(safety=SAFETY),
-    f"batches of {MOST_IN_A_BATCH} at most": Change(max_batch=MOST_IN_A_BATCH),
-    "a cache that is written in place": Change(copies=False),
-    "no overhead of the engine": Change(overhead=False),
+    "true lengths": MagnusChange(true_lengths=True),
+    "a predictor that never learns": MagnusChange(learns=False),
+    f"answers planned {SAFETY:g} times as long": MagnusChange(safety=SAFETY),
+    f"batches of {MOST_IN_A_BATCH} at most": MagnusChange(max_batch=MOST_IN_A_BATCH),
+    "a cache that is written in place": MagnusChange(copies=False),
+    "no overhead of the engine": MagnusChange(overhead=False),
 }
 """What is changed, one thing at a time (ours)."""
 CHANGED = (VS, CCB, MAGNUS)
@@ -112,26 +112,26 @@ _LEARNING_SECONDS = 6.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class MagnusPoint:
     """One setting that policies are compared at; `load` 0 is all requests at once."""
 
     load: float
     phi: int = PHI
-    change: Change = UNCHANGED
+    change: MagnusChange = UNCHANGED
     seed: int | None = None
 
     def __str__(self) -> str:
         return f"{self.load:g} of vs's capacity, Phi {self.phi:,}" if self.load else "all at once"
 
 
-Capacity = Callable[[Change], float]
+Capacity = Callable[[MagnusChange], float]
 """Requests a second that vs gets through, all at once, on an engine with that change."""
-Pairs = list[tuple[Point, str]]
+Pairs = list[tuple[MagnusPoint, str]]
 """Points, each with a policy that is asked there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scope:
+class MagnusScope:
     """How much is run on which rows, given what vs gets through.
 
     The quick part has one seed; loads of 0.8, 1.5 and 4 of vs's capacity for every policy and for vLLM; Phi is swept
@@ -142,27 +142,27 @@ class Scope:
     source: DataSource
     quick: bool = False
 
-    def seeds(self, point: Point) -> range:
+    def seeds(self, point: MagnusPoint) -> range:
         """Each draws other requests at other times."""
         if point.seed is not None:
             return range(point.seed, point.seed + 1)
         return range(1 if self.quick and point.load else SEEDS)
 
-    def rates(self) -> list[Point]:
+    def rates(self) -> list[MagnusPoint]:
         """Where everybody is compared."""
-        return [Point(load=load) for load in (QUICK_LOADS if self.quick else LOADS)]
+        return [MagnusPoint(load=load) for load in (QUICK_LOADS if self.quick else LOADS)]
 
-    def phis(self) -> list[Point]:
+    def phis(self) -> list[MagnusPoint]:
         """The sweep, on a seed of its own."""
         loads = QUICK_PHI_LOADS if self.quick else PHI_LOADS
-        return [Point(load=load, phi=phi, seed=PHI_SEED) for load, phi in product(loads, PHIS)]
+        return [MagnusPoint(load=load, phi=phi, seed=PHI_SEED) for load, phi in product(loads, PHIS)]
 
-    def changed(self) -> dict[str, list[Point]]:
+    def changed(self) -> dict[str, list[MagnusPoint]]:
         """What is changed -> points with it."""
         if self.quick:
             return {}
         return {
-            name: [Point(load=load, change=change) for load in CHANGED_LOADS]
+            name: [MagnusPoint(load=load, change=change) for load in CHANGED_LOADS]
             for name, change in CHANGES.items()
         }
 
@@ -176,7 +176,7 @@ class Scope:
         """All requests at once under vs, on each engine there is."""
         changes = [point.change for points in self.changed().values() for point in points]
         engines = dict.fromkeys([UNCHANGED, *map(engine_of, changes)])
-        return [(Point(load=0.0, change=change), VS) for change in engines]
+        return [(MagnusPoint(load=0.0, change=change), VS) for change in engines]
 
     def loaded_runs(self, capacity: Capacity) -> list[MagnusRun]:
         """All other runs, the longest first."""
@@ -200,11 +200,11 @@ class Scope:
         ]
         return list(dict.fromkeys(pairs))
 
-    def _runs(self, compared: Iterable[tuple[Point, str]], capacity: Capacity) -> list[MagnusRun]:
+    def _runs(self, compared: Iterable[tuple[MagnusPoint, str]], capacity: Capacity) -> list[MagnusRun]:
         seeded = ((*pair, seed) for pair in compared for seed in self.seeds(pair[0]))
         return list(dict.fromkeys(self.run(*each, capacity) for each in seeded))
 
-    def run(self, point: Point, policy: str, seed: int, capacity: Capacity) -> MagnusRun:
+    def run(self, point: MagnusPoint, policy: str, seed: int, capacity: Capacity) -> MagnusRun:
         """A policy at a point."""
         change = point.change
         return MagnusRun(
@@ -217,12 +217,12 @@ class Scope:
         )
 
 
-def engine_of(change: Change) -> Change:
+def engine_of(change: MagnusChange) -> MagnusChange:
     """What of a change is the engine's, and so everybody's: rates are shares of what vs gets through with it."""
-    return Change(overhead=change.overhead, copies=change.copies)
+    return MagnusChange(overhead=change.overhead, copies=change.copies)
 
 
-def _seconds(pair: tuple[Point, str]) -> float:
+def _seconds(pair: tuple[MagnusPoint, str]) -> float:
     """About how long simulating it takes on one core."""
     point, policy = pair
     learning = policy in PREDICTING and not point.change.true_lengths

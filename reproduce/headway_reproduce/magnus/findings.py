@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from headway.results.study import Chart, StudyPart, Value
-from headway_reproduce.magnus.cells import UNCHANGED, Change, MagnusRun, Point, Scope
+from headway_reproduce.magnus.cells import UNCHANGED, MagnusChange, MagnusPoint, MagnusRun, MagnusScope
 from headway_reproduce.magnus.setting import (
     BASELINES,
     MAGNUS,
@@ -37,7 +37,7 @@ _KEEPS_UP = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Gain:
+class MagnusGain:
     """How a number of one policy is put beside another's: so many times more, or so much shorter."""
 
     key: str
@@ -54,11 +54,11 @@ class Gain:
 
 
 GAINS = {
-    "throughput": Gain("throughput_rps", "more requests/s"),
-    "mean_rt_cut": Gain("mean_rt_s", "mean response time shorter by", shorter=True),
-    "p95_rt_cut": Gain("p95_rt_s", "95th percentile shorter by", shorter=True),
-    "valid_tps": Gain("valid_tps", "more valid tokens/s"),
-    "total_tps": Gain("total_tps", "more tokens/s, invalid ones too"),
+    "throughput": MagnusGain("throughput_rps", "more requests/s"),
+    "mean_rt_cut": MagnusGain("mean_rt_s", "mean response time shorter by", shorter=True),
+    "p95_rt_cut": MagnusGain("p95_rt_s", "95th percentile shorter by", shorter=True),
+    "valid_tps": MagnusGain("valid_tps", "more valid tokens/s"),
+    "total_tps": MagnusGain("total_tps", "more tokens/s, invalid ones too"),
 }
 """Key of the JSON -> what is compared. Source of the five: Fig. 8 and 9."""
 MAIN_GAINS = (GAINS["throughput"], GAINS["mean_rt_cut"])
@@ -66,11 +66,11 @@ _GAIN_HEADINGS = [gain.heading for gain in GAINS.values()]
 
 
 @dataclass(frozen=True)
-class Findings(PointFindings[Point, MagnusRun, MagnusResult]):
+class MagnusFindings(PointFindings[MagnusPoint, MagnusRun, MagnusResult]):
     """Magnus's runs."""
 
     measured_on = SIMULATED
-    scope: Scope
+    scope: MagnusScope
 
     def phases(self) -> Iterator[Sequence[MagnusRun]]:
         """Capacity first, which the rates of all others are shares of."""
@@ -82,36 +82,36 @@ class Findings(PointFindings[Point, MagnusRun, MagnusResult]):
         """As `Runs.simulate`."""
         return simulate_magnus
 
-    def run(self, point: Point, policy: str, seed: int) -> MagnusRun:
+    def run(self, point: MagnusPoint, policy: str, seed: int) -> MagnusRun:
         """As `PointFindings.run`."""
         return self.scope.run(point, policy, seed, self.capacity_rps)
 
-    def capacity_rps(self, change: Change = UNCHANGED) -> float:
+    def capacity_rps(self, change: MagnusChange = UNCHANGED) -> float:
         """What vs gets through, all at once."""
-        return self.value(Point(load=0.0, change=change), VS, "throughput_rps") or 0.0
+        return self.value(MagnusPoint(load=0.0, change=change), VS, "throughput_rps") or 0.0
 
-    def value(self, point: Point, policy: str, key: str) -> float | None:
+    def value(self, point: MagnusPoint, policy: str, key: str) -> float | None:
         """The mean over seeds of what a result has under a key."""
         return mean(getattr(result, key) for result in self.results(point, policy))
 
-    def values(self, point: Point, policy: str, keys: Iterable[str]) -> dict[str, float | None]:
+    def values(self, point: MagnusPoint, policy: str, keys: Iterable[str]) -> dict[str, float | None]:
         """As `value`, by key, as scripts read them."""
         return {key: short(self.value(point, policy, key)) for key in keys}
 
-    def gain(self, point: Point, policy: str, over: str, gain: Gain) -> float | None:
+    def gain(self, point: MagnusPoint, policy: str, over: str, gain: MagnusGain) -> float | None:
         """One policy's gain over another, mean over seeds: both served the same requests."""
         pairs = zip(self.results(point, policy), self.results(point, over), strict=True)
         return mean(gain.of(mine, theirs) for mine, theirs in pairs)
 
-    def gains(self, point: Point, policy: str, over: str) -> list[float | None]:
+    def gains(self, point: MagnusPoint, policy: str, over: str) -> list[float | None]:
         """Each of GAINS."""
         return [self.gain(point, policy, over, gain) for gain in GAINS.values()]
 
 
-class Rates(Findings):
+class MagnusRates(MagnusFindings):
     """Every policy at every rate."""
 
-    def overloaded(self) -> list[Point]:
+    def overloaded(self) -> list[MagnusPoint]:
         """Where none of the baselines can follow: only there can more get through than with any of them."""
         return [
             point
@@ -123,7 +123,7 @@ class Rates(Findings):
             )
         ]
 
-    def span(self, points: Iterable[Point], gain: Gain) -> Range | None:
+    def span(self, points: Iterable[MagnusPoint], gain: MagnusGain) -> Range | None:
         """Magnus's least and largest gain over any of the baselines, at any of the points."""
         return span(self.gain(point, MAGNUS, base, gain) for point in points for base in BASELINES)
 
@@ -218,7 +218,7 @@ class Rates(Findings):
             charts=[self._chart(STEPS, key, "ablation") for key in ("throughput_rps", "mean_rt_s")],
         )
 
-    def _step_span(self, before: str, after: str, gain: Gain) -> Range | None:
+    def _step_span(self, before: str, after: str, gain: MagnusGain) -> Range | None:
         return span(self.gain(point, after, before, gain) for point in self.scope.rates())
 
     def _said_of_step(self, before: str, after: str) -> str:
@@ -274,7 +274,7 @@ class Rates(Findings):
             "ablation": ablation,
         }
 
-    def _ranges(self, points: Sequence[Point]) -> dict[str, list[float | None] | None]:
+    def _ranges(self, points: Sequence[MagnusPoint]) -> dict[str, list[float | None] | None]:
         return {key: short_range(self.span(points, gain)) for key, gain in GAINS.items()}
 
     def today_data(self) -> dict[str, object]:

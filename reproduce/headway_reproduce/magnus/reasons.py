@@ -6,10 +6,10 @@ from statistics import fmean
 
 from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.magnus.accuracy import Accuracy
-from headway_reproduce.magnus.cells import UNCHANGED, Change, Point
+from headway_reproduce.magnus.cells import UNCHANGED, MagnusChange, MagnusPoint
 from headway_reproduce.magnus.data import load_tasks
 from headway_reproduce.magnus.engine import Toy, toy
-from headway_reproduce.magnus.findings import LOAD, MAIN_GAINS, Findings
+from headway_reproduce.magnus.findings import LOAD, MAIN_GAINS, MagnusFindings
 from headway_reproduce.magnus.setting import (
     CCB,
     MAGNUS,
@@ -39,14 +39,14 @@ _LEARNED = {
 _DECISIONS = {"join_us": "joining a batch", "choose_us": "choosing a batch"}
 
 
-class Reasons(Findings):
+class MagnusReasons(MagnusFindings):
     """Magnus's own runs under other thresholds and changes, and the time of its decisions."""
 
     # ---- Phi ---------------------------------------------------------------------------------------
 
     def phi_part(self) -> StudyPart:
         """Magnus under each threshold."""
-        best: dict[float, Point] = {}
+        best: dict[float, MagnusPoint] = {}
         for point in self.scope.phis():
             if point.load not in best or self._mean_rt_s(point) < self._mean_rt_s(best[point.load]):
                 best[point.load] = point
@@ -65,7 +65,7 @@ class Reasons(Findings):
         text = f"All else is run with Phi {PHI:,}. Least mean response time: {said}."
         return StudyPart(title="Phi", text=[text], tables=[table])
 
-    def _mean_rt_s(self, point: Point) -> float:
+    def _mean_rt_s(self, point: MagnusPoint) -> float:
         return self.value(point, MAGNUS, "mean_rt_s") or 0.0
 
     def phi_data(self) -> dict[str, object]:
@@ -82,7 +82,7 @@ class Reasons(Findings):
         changed = self.scope.changed()
         if not changed:
             return None
-        plain = [Point(load=point.load) for point in next(iter(changed.values()))]
+        plain = [MagnusPoint(load=point.load) for point in next(iter(changed.values()))]
         rows: list[list[Value]] = []
         for name, points in {"as it stands": plain, **changed}.items():
             for point in points:
@@ -102,17 +102,17 @@ class Reasons(Findings):
         text = self._said_of_reasons({name: points[0].change for name, points in changed.items()})
         return StudyPart(title="Where it differs from the paper, and why", text=text, tables=[table])
 
-    def _said_of_reasons(self, changes: dict[str, Change]) -> list[str]:
+    def _said_of_reasons(self, changes: dict[str, MagnusChange]) -> list[str]:
         """Of the highest load, each with the numbers it is read from."""
         load = max(point.load for points in self.scope.changed().values() for point in points)
 
-        def gains(base: str, change: Change) -> str:
-            point = Point(load=load, change=change)
+        def gains(base: str, change: MagnusChange) -> str:
+            point = MagnusPoint(load=load, change=change)
             more, shorter = (self.gain(point, MAGNUS, base, gain) for gain in MAIN_GAINS)
             return f"{more or 0.0:+.0%} requests/s and {-(shorter or 0.0):+.0%} response time"
 
-        def asked(key: str, change: Change = UNCHANGED) -> str:
-            return f"{self.value(Point(load=load, change=change), MAGNUS, key) or 0.0:.0f}"
+        def asked(key: str, change: MagnusChange = UNCHANGED) -> str:
+            return f"{self.value(MagnusPoint(load=load, change=change), MAGNUS, key) or 0.0:.0f}"
 
         def others(base: str) -> str:
             return "; ".join(f"{name}: {gains(base, change)}" for name, change in changes.items())

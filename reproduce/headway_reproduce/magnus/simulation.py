@@ -24,7 +24,7 @@ from headway.routing.magnus import BatchSettings, build_batch_queue
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System
 from headway.traces import TraceRequest
-from headway_reproduce.magnus.cells import Change, MagnusRun, run_costs
+from headway_reproduce.magnus.cells import MagnusChange, MagnusRun, run_costs
 from headway_reproduce.magnus.data import (
     LONGEST_OUTPUT,
     DataSource,
@@ -152,13 +152,15 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
     )
 
 
-def _forecasts(run: MagnusRun) -> Forecasts | None:
+def _forecasts(run: MagnusRun) -> MagnusForecasts | None:
     if run.policy not in PREDICTING or run.change.true_lengths:
         return None
-    return Forecasts(run.source, run.seed, learns=run.change.learns)
+    return MagnusForecasts(run.source, run.seed, learns=run.change.learns)
 
 
-def _estimate(run: MagnusRun, forecasts: Forecasts | None) -> Callable[[TraceRequest], LengthEstimate | None]:
+def _estimate(
+    run: MagnusRun, forecasts: MagnusForecasts | None
+) -> Callable[[TraceRequest], LengthEstimate | None]:
     if forecasts is not None:
         return forecasts.estimate
     if run.policy in PREDICTING:
@@ -247,14 +249,14 @@ def _length_rmse(records: Sequence[Record]) -> float:
 
 
 @lru_cache(maxsize=4)
-def _profile(change: Change) -> tuple[BatchRow, ...]:
+def _profile(change: MagnusChange) -> tuple[BatchRow, ...]:
     return profile(run_costs(MAGNUS, change).step)
 
 
 # ---- lengths, predicted for a run and learned from its answers on its clock ----------------------------
 
 
-class Forecasts:
+class MagnusForecasts:
     """Predicts each request of a run when it comes, and learns from answers when they end.
 
     The forest starts from the training rows. Answers that were predicted badly are learned from: every three minutes

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from headway.lab.papers import Request, Size, Tell
+from headway.lab.papers import PaperRequest, Size, Tell
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway_reproduce.magnus.accuracy import accuracy, accuracy_seconds, prediction_data, prediction_part
-from headway_reproduce.magnus.cells import Scope
+from headway_reproduce.magnus.cells import MagnusScope
 from headway_reproduce.magnus.data import find_data, load_tasks, requests_a_task
 from headway_reproduce.magnus.engine import toy
-from headway_reproduce.magnus.findings import Findings, Rates
+from headway_reproduce.magnus.findings import MagnusFindings, MagnusRates
 from headway_reproduce.magnus.forest import lightgbm
 from headway_reproduce.magnus.real import MEASUREMENT, REAL_SHOWN
-from headway_reproduce.magnus.reasons import Reasons, toy_data, toy_part
+from headway_reproduce.magnus.reasons import MagnusReasons, toy_data, toy_part
 from headway_reproduce.magnus.setting import CAPACITY_TOKENS, HARDWARE, MODEL, SEEDS, VS, VS_BATCH, VSQ_BATCH
 from headway_reproduce.magnus.simulation import MagnusResult
 from headway_reproduce.real_study import real_data, real_part
@@ -21,37 +21,37 @@ from headway_reproduce.study import RepeatedPaper, read_kept, short
 FILE = "magnus-runs.jsonl"
 
 
-class Magnus(RepeatedPaper[Findings]):
+class Magnus(RepeatedPaper[MagnusFindings]):
     """Eight tasks on eight simulated V100s, and a smaller run on this machine's engine."""
 
     name = "magnus"
     title = "Magnus, repeated"
 
-    def findings(self, request: Request) -> Findings:
+    def findings(self, request: PaperRequest) -> MagnusFindings:
         """As `RepeatedPaper.findings`."""
-        scope = Scope(source=find_data(request.data), quick=request.quick)
-        return Findings(read_kept(request.root, MagnusResult, FILE), scope)
+        scope = MagnusScope(source=find_data(request.data), quick=request.quick)
+        return MagnusFindings(read_kept(request.root, MagnusResult, FILE), scope)
 
-    def more_seconds(self, request: Request) -> float:
+    def more_seconds(self, request: PaperRequest) -> float:
         """Those of the predictor's errors and the real engine."""
         return accuracy_seconds(request) + MEASUREMENT.more_seconds(request)
 
-    def size(self, request: Request) -> Size:
+    def size(self, request: PaperRequest) -> Size:
         """As `Paper.size`; ConfigError too without LightGBM, before anything runs."""
         size = super().size(request)
         if size.kept < size.runs:
             lightgbm()
         return size
 
-    def study(self, findings: Findings, request: Request, tell: Tell) -> Study:
+    def study(self, findings: MagnusFindings, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
         scope = findings.scope
-        rates, reasons = Rates(findings.kept, scope), Reasons(findings.kept, scope)
+        rates, reasons = MagnusRates(findings.kept, scope), MagnusReasons(findings.kept, scope)
         found = accuracy(request, scope.source, tell)
         real = MEASUREMENT.found(request, tell)
         return self.told(
             scope,
-            Scope(source=scope.source),
+            MagnusScope(source=scope.source),
             extent=f"all; {SEEDS} seeds",
             seeds=1 if scope.quick else SEEDS,
             facts=_facts(findings),
@@ -81,7 +81,7 @@ class Magnus(RepeatedPaper[Findings]):
         )
 
 
-def _facts(findings: Findings) -> list[tuple[str, str]]:
+def _facts(findings: MagnusFindings) -> list[tuple[str, str]]:
     """What was run on what."""
     scope = findings.scope
     tasks = load_tasks(scope.source)

@@ -15,7 +15,7 @@ from headway.errors import ConfigError
 from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
-    from headway.lab.papers import Paper, Request
+    from headway.lab.papers import Paper, PaperRequest
     from headway.results.study import Study
 
 EPILOG = """Examples:
@@ -68,7 +68,7 @@ class ReproduceFlags:
 
 def reproduce(flags: ReproduceFlags) -> None:
     """Repeat a paper's experiments and set its numbers beside ours."""
-    from headway.lab.papers import ALL, Request, papers
+    from headway.lab.papers import ALL, PaperRequest, papers
 
     out, jobs = flags.out, flags.jobs
     if jobs is not None and jobs < 1:
@@ -78,7 +78,7 @@ def reproduce(flags: ReproduceFlags) -> None:
     with kept_or_temporary(out) as root:
         for name, found in wanted.items():
             folder = root / name if flags.paper == ALL else root
-            request = Request(
+            request = PaperRequest(
                 root=folder, jobs=jobs or os.cpu_count() or 1, quick=flags.quick, data=flags.data
             )
             studies[name] = _run(name, found, request, kept=out is not None)
@@ -88,7 +88,7 @@ def reproduce(flags: ReproduceFlags) -> None:
         _print_json(studies if flags.paper == ALL else studies[flags.paper])
 
 
-def _run(name: str, paper: Paper, request: Request, *, kept: bool) -> Study:
+def _run(name: str, paper: Paper, request: PaperRequest, *, kept: bool) -> Study:
     from headway.results.study import terminal_study
 
     size = paper.size(request)

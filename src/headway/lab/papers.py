@@ -13,7 +13,7 @@ from headway.results.study import Study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class PaperRequest:
     """How much of a paper is repeated, in how many processes, and where what is done is kept.
 
     `data` is the folder of shared data, for papers that can use it; None: where it usually lies, if it is there.
@@ -43,11 +43,11 @@ Tell = Callable[[str], None]
 class Paper(Protocol):
     """One paper's experiments."""
 
-    def size(self, request: Request) -> Size:
+    def size(self, request: PaperRequest) -> Size:
         """How much there is to run. Raises ConfigError for a folder that holds something else."""
         ...
 
-    def reproduce(self, request: Request, tick: Tick, tell: Tell) -> Study:
+    def reproduce(self, request: PaperRequest, tick: Tick, tell: Tell) -> Study:
         """Run what is not kept yet, and say what came out.
 
         KeyboardInterrupt passes through, with what is done kept. Raises ConfigError as `size` does.

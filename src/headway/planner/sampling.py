@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 
 from headway.planner.machine import Configuration
-from headway.planner.space import Index, PolicyGrid, Space
+from headway.planner.space import Index, PolicySettings, Space
 from headway.traces import TraceRequest
 
 PRIMES = (2, 3, 5, 7, 11, 13)
@@ -48,7 +48,7 @@ def point(number: int, shape: Sequence[int]) -> Index:
     )
 
 
-def spread(grid: PolicyGrid, wanted: int, seed: int = 0) -> list[Configuration]:
+def spread(grid: PolicySettings, wanted: int, seed: int = 0) -> list[Configuration]:
     """So many of a grid's possible configurations, all of them if there are fewer; the plain one comes first.
 
     Every beginning of the list is spread over every axis. Another seed gives others, but for the plain one.

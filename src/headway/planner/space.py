@@ -112,7 +112,7 @@ Index = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PolicyGrid:
+class PolicySettings:
     """All settings of one policy on one number of GPUs: `shape` is the length of each axis, `possible` what may run.
 
     `plain` is the policy with vLLM's own sizes and nothing else changed, where that is possible.
@@ -129,7 +129,7 @@ class PolicyGrid:
 class Space:
     """What may be tried; `default` is stock vLLM on each number of GPUs, `impossible` counts the rest by reason."""
 
-    grids: tuple[PolicyGrid, ...]
+    grids: tuple[PolicySettings, ...]
     default: Mapping[int, Configuration]
     impossible: Mapping[str, int]
 
@@ -207,7 +207,7 @@ def _grid(
     slo: Slo,
     longest_tokens: int,
     impossible: Counter[str],
-) -> PolicyGrid:
+) -> PolicySettings:
     axes = axes_of(machine, request, gpus, policy, slo)
     predictor = request.predictor if uses_predictions(policy, OWN_PARTS) else NONE
     why_not = {
@@ -236,7 +236,7 @@ def _grid(
             found[index] = configuration
         else:
             impossible[why] += 1
-    return PolicyGrid(gpus, policy, axes.shape, found, _plain(machine, found))
+    return PolicySettings(gpus, policy, axes.shape, found, _plain(machine, found))
 
 
 def _host_gib(machine: Machine, tp: int, share: float) -> float:

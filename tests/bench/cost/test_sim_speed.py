@@ -2,7 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.cost.sim_speed import SAMPLED_SHARES, Case, MemoryMeter, measure, memory_samples, source_of, title
+from bench.cost.sim_speed import (
+    SAMPLED_SHARES,
+    MemoryMeter,
+    SpeedCase,
+    measure,
+    memory_samples,
+    source_of,
+    title,
+)
 from headway.traces import load_trace
 
 LAW = "gen:poisson:rate=20/input=constant:tokens=64/output=constant:tokens=16/seed=1/count=40"
@@ -16,7 +24,7 @@ def test_the_law_stands_in_for_a_trace_that_is_not_there(tmp_path: Path) -> None
 
 
 def test_a_case_is_run_once_and_counted() -> None:
-    run = measure(Case(load=2.0, policy="edf"), load_trace(LAW))
+    run = measure(SpeedCase(load=2.0, policy="edf"), load_trace(LAW))
     assert run["case"] == {"policy": "edf", "load": 2.0, "shortcut": True}
     assert run["steps"] > 16
     assert 0 < run["running"] <= 40

@@ -12,7 +12,7 @@ from bench.gain.broken_predictions import (
     NO_STEPS,
     REFERENCES,
     TRUSTING,
-    Cell,
+    BrokenCell,
     Change,
     Found,
     GovernorWatch,
@@ -252,5 +252,5 @@ def test_the_governor_believes_honest_lengths_and_no_random_ones(found: list[Fou
 
 
 def test_a_cell_is_the_same_again(found: list[Found]) -> None:
-    again: Cell = found[-1].cell
+    again: BrokenCell = found[-1].cell
     assert run(again) == found[-1]

@@ -18,7 +18,7 @@ from bench.gain.fastserve_real import (
     stream,
     who_pays,
 )
-from bench.real_runs import STOCK, Prepared, Run
+from bench.real_runs import STOCK, CapacityFacts, Run
 from bench.side_by_side import compared
 from headway.errors import ConfigError
 from headway.lab.real_engine import Served
@@ -34,7 +34,7 @@ def measured(tmp_path: Path) -> Measured:
     found = Measured(tmp_path, SHORT, 2.0)
     found.open()
     (tmp_path / "prepared.json").write_bytes(
-        msgspec.json.encode(Prepared(capacity_rps=10.0, asynchronous=False))
+        msgspec.json.encode(CapacityFacts(capacity_rps=10.0, asynchronous=False))
     )
     return found
 

@@ -12,9 +12,9 @@ from headway_reproduce.ascendra.real_stream import Shape, TargetRule, bursty_str
 from headway_reproduce.ascendra.real_systems import ASCENDRA, SYSTEMS
 
 from bench.gain.gateway_real import (
-    Kept,
+    GatewayRun,
+    KeptCalibration,
     Plan,
-    Run,
     Simulated,
     cell,
     client_figures,
@@ -140,7 +140,7 @@ def plan(tmp_path: Path) -> Plan:
     """Two seeds of two loads, capacity 20 requests a second, 40 ms to the first token at light load."""
     light = replace(summary(1, of=1), p50_ttft_s=0.04)
     calibrated = Calibrated(capacity_rps=20.0, light=light, decode_inflation={"0": 1.1})
-    found = Kept(instances=2, seconds=6.0, calibrated=calibrated)
+    found = KeptCalibration(instances=2, seconds=6.0, calibrated=calibrated)
     (tmp_path / "calibrated.json").write_bytes(msgspec.json.encode(found))
     return Plan(
         out=tmp_path,
@@ -164,17 +164,17 @@ def test_every_system_is_run_once_for_each_stream_and_none_is_always_first(plan:
 
 
 def test_all_systems_of_a_seed_and_load_get_the_same_stream(plan: Plan) -> None:
-    streams = [plan.stream(Run(system, 1.5, 0)) for system in SYSTEMS]
+    streams = [plan.stream(GatewayRun(system, 1.5, 0)) for system in SYSTEMS]
     assert all(stream == streams[0] for stream in streams)
     assert len(streams[0]) == 1.5 * 20 * 6
     (slo,) = {request.slo for request in streams[0]}
     assert slo.ttft_s == pytest.approx(0.4)
     assert slo.tbt_s == pytest.approx(0.06)
-    assert plan.stream(Run(ASCENDRA, 1.5, 1)) != streams[0]
+    assert plan.stream(GatewayRun(ASCENDRA, 1.5, 1)) != streams[0]
 
 
 def test_a_run_is_kept_and_read_back(plan: Plan) -> None:
-    run = Run("vllm least-work, drop", 1.5, 1)
+    run = GatewayRun("vllm least-work, drop", 1.5, 1)
     found = stream_run(4)
     run.file(plan.out).write_bytes(msgspec.json.encode(found))
     assert kept_run(run, plan.out) == found

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from bench.gain.gpu_engine import StepTime, alike, beyond_sheet, llama_folder
-from bench.gain.gpu_real import FACTS, Facts, Study, against_sheet, measure, options, report, study_of
+from bench.gain.gpu_real import FACTS, GpuFacts, Study, against_sheet, measure, options, report, study_of
 from bench.gain.regret_workloads import MACHINES
 from bench.real_runs import KeptRun
 from headway.core.batch_shape import MOST_GRAPHED_TOKENS, BatchShape
@@ -29,7 +29,7 @@ ASKED = ["--workload", "chat", "--seconds", "2", "--load", "0.5", "--class", "on
 def study(out: Path, *further: str) -> Study:
     """Two seconds of chats at half of ten requests a second, with what comes before the runs."""
     found = study_of(options().parse_args(["--out", str(out), *ASKED, *further]))
-    facts = Facts(
+    facts = GpuFacts(
         measured_on="1 x GPU",
         vllm="0.32.0",
         workload="chat",

@@ -38,7 +38,7 @@ from bench.real_runs import (
     Contender,
     KeptRun,
     Run,
-    SimulatedEngine,
+    TwinEngine,
     do_run,
     kept,
     records,
@@ -429,7 +429,7 @@ def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:
 )
 def test_the_simulator_serves_whom_the_engine_serves(contender: Contender) -> None:
     costs = calibration("a100-80g", model_shape("mistralai/Mistral-7B-v0.1"))
-    engine = SimulatedEngine(memory(96, 0.25), costs, num_blocks=96, tokens_a_step=2048, asynchronous=False)
+    engine = TwinEngine(memory(96, 0.25), costs, num_blocks=96, tokens_a_step=2048, asynchronous=False)
     requests = untaught_stream(20.0, 2.0, seed=1)
     found = engine.records(Run(contender, NONE, 4, 1.0, 1), requests, max_output_tokens=1024)
     assert sorted(record.id for record in found) == sorted(request.id for request in requests)
@@ -438,7 +438,7 @@ def test_the_simulator_serves_whom_the_engine_serves(contender: Contender) -> No
 
 def test_the_simulated_engine_is_as_fast_as_the_one_that_loads_go_by(plan: Plan) -> None:
     costs = calibration("a100-80g", model_shape("mistralai/Mistral-7B-v0.1"))
-    engine = SimulatedEngine(memory(96), costs, num_blocks=96, tokens_a_step=2048, asynchronous=False)
+    engine = TwinEngine(memory(96), costs, num_blocks=96, tokens_a_step=2048, asynchronous=False)
     found = msgspec.structs.replace(plan.prepared, capacity_rps=3.0, capacity_seats=16)
     assert simulated_capacity_rps(engine, 16) != pytest.approx(3.0, rel=0.1)
     assert simulated_capacity_rps(at_capacity(engine, found), 16) == pytest.approx(3.0)

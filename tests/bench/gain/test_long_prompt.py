@@ -17,12 +17,12 @@ from bench.gain.long_prompt_runs import (
     MACHINES,
     REAL,
     Heard,
-    Kept,
+    KeptTimes,
     Light,
-    Machine,
-    Measured,
+    MeasuredMachine,
     Passage,
     Scene,
+    SceneMachine,
     TokenTimes,
     gaps_s,
     light,
@@ -74,7 +74,7 @@ def test_streams_share_what_the_first_prompt_left_and_alone_have_the_target() ->
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-def test_a_scene_fits_the_memory_of_its_machine(machine: Machine) -> None:
+def test_a_scene_fits_the_memory_of_its_machine(machine: SceneMachine) -> None:
     limits, scene = machine.system().limits, machine.scene
     own = scene.own_tokens + scene.own_tokens // 4 + scene.stream_output_tokens
     # Blocks may be part full, one for each stream and the long prompt.
@@ -180,9 +180,9 @@ def test_the_worst_of_all_seeds_counts_and_the_mean_of_the_price() -> None:
     assert found["worst_gap_by_seed_s"] == [0.02, 0.03]
 
 
-def example(**changes: Any) -> Measured:
+def example(**changes: Any) -> MeasuredMachine:
     """Alone 10 ms, 11 at worst. `vllm` 300 ms; budgets 20 and 14 ms; ours just within 12 and 20 ms."""
-    found = Measured(
+    found = MeasuredMachine(
         light=[Light(0.010, 0.011), Light(0.012, 0.011)],
         deaf={
             "vllm": [went(0.3, 0.5), went(0.2, 0.5)],
@@ -270,12 +270,12 @@ def test_runs_that_are_kept_are_not_made_again(tmp_path: Path) -> None:
         return times_of([[1.0, 2.0]])
 
     for folder in (tmp_path, tmp_path, None):
-        assert Kept(folder, lambda line: None).times("vllm-0", make).streams == [[1.0, 2.0]]
+        assert KeptTimes(folder, lambda line: None).times("vllm-0", make).streams == [[1.0, 2.0]]
     assert made == ["run", "run"]
 
 
 def test_a_small_scene_simulated() -> None:
-    machine = Machine("h100", "Llama-3.1-8B", SCENE)
+    machine = SceneMachine("h100", "Llama-3.1-8B", SCENE)
     found = measured_simulated(machine, "vllm", (1.5,), (128,), seeds=1)
     figures = machine_figures(found)
     # Among three streams the budget computes 125 tokens of the prompt a step, so it takes some fifty steps.

@@ -13,7 +13,7 @@ from bench.gain.predicted import (
     PREDICTORS,
     REQUESTS,
     SYSTEMS,
-    Cell,
+    PredictedCell,
     averaged,
     broken_promises,
     cells,
@@ -36,7 +36,7 @@ def runs(fastserve_s: float, oracle_s: float, **predicted_s: float) -> dict[str,
 
 
 def test_seeds_are_averaged() -> None:
-    made = [Cell("roomy", 1.0, seed, "predicted", "exact", 9.0) for seed in (0, 1)]
+    made = [PredictedCell("roomy", 1.0, seed, "predicted", "exact", 9.0) for seed in (0, 1)]
     table = averaged({cell: {"mean_jct_s": 2.0 + cell.seed} for cell in made})
     assert table == {"roomy": {"1": {"predicted (exact)": {"mean_jct_s": 2.5}}}}
 

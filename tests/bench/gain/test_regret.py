@@ -58,7 +58,7 @@ from bench.gain.regret_workloads import (
     SEEDS,
     SUB_AGENT,
     Recording,
-    Served,
+    ServedWorkload,
     beginning,
     fitting,
     is_interactive,
@@ -80,7 +80,7 @@ from tests.strategies import FEW
 
 NO_DATA = Path("/nonexistent")
 OPT = MACHINES["a100-opt-13b"]
-CHAT = Served("chat", OPT, NO_DATA)
+CHAT = ServedWorkload("chat", OPT, NO_DATA)
 
 
 def ten_apart(count: int = 10) -> Recording:
@@ -143,9 +143,9 @@ def test_who_does_not_fit_is_dropped_and_limits_give_no_length_away() -> None:
 
 @pytest.mark.parametrize("name", DRAWN)
 def test_drawn_windows_are_the_same_for_a_seed_and_differ_by_seed(name: str) -> None:
-    served = Served(name, OPT, NO_DATA)
+    served = ServedWorkload(name, OPT, NO_DATA)
     window = served.window(5.0, 60.0, 1)
-    assert window == Served(name, OPT, NO_DATA).window(5.0, 60.0, 1) != served.window(5.0, 60.0, 2)
+    assert window == ServedWorkload(name, OPT, NO_DATA).window(5.0, 60.0, 1) != served.window(5.0, 60.0, 2)
     assert all(0 <= each.arrival_s < 60.0 for each in window)
     assert all(each.input_tokens + each.output_tokens <= OPT.longest_tokens for each in window)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.gain.routers import APPLICATIONS, OWN_BLOCKS, ROUTERS, Run, hot, markdown, served
+from bench.gain.routers import APPLICATIONS, OWN_BLOCKS, ROUTERS, RouterRun, hot, markdown, served
 from bench.streams import conversations
 from headway.traces import MOONCAKE_BLOCK_TOKENS
 
@@ -25,7 +25,7 @@ def test_the_most_popular_application_has_half_of_all_requests() -> None:
 
 def test_caches_hold_more_where_conversations_stay() -> None:
     requests = conversations(40.0, 10.0, seed=1)
-    run = Run("conversations", 1.0, "round-robin", 1, "vllm", 0.0)
+    run = RouterRun("conversations", 1.0, "round-robin", 1, "vllm", 0.0)
     (blind, found_blindly), (aware, found) = (
         served(requests, replace(run, router=router), instances=4)
         for router in ("round-robin", "cache-aware")

@@ -11,10 +11,10 @@ from bench.gain.swap import report, swap, table
 from bench.gain.swap_runs import (
     FAMILIES,
     LOADS,
-    Case,
     CopySeconds,
     Costs,
-    Run,
+    SwapCase,
+    SwapRun,
     Watch,
     WatchedStep,
     at_one_speed_s,
@@ -51,7 +51,7 @@ def step(jobs: int, seconds: float, *, copying: bool = False) -> WatchedStep:
     return WatchedStep(shape, seconds, copying)
 
 
-def run(steps: list[WatchedStep], makespan_s: float = 4.0, **counters: Any) -> Run:
+def run(steps: list[WatchedStep], makespan_s: float = 4.0, **counters: Any) -> SwapRun:
     record = Record(
         id="0",
         arrival_s=0.0,
@@ -132,7 +132,7 @@ def test_loads_repeat_and_have_the_papers_prompts(load: Any) -> None:
 
 
 def test_a_report_names_every_cell_and_policy() -> None:
-    case = Case(LOADS[0], "fast", 1e9)
+    case = SwapCase(LOADS[0], "fast", 1e9)
     steps = [step(jobs, 0.01 * jobs, copying=jobs == 30) for jobs in range(1, 31)]
     names = [name for family in FAMILIES for name in family.settings()]
     makespans_s = {"recompute": 4.0, "swap": 2.0, "adaptivellm": 2.5}

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bench.gain.tenants import CALM, FLOOD, Cell, cells, markdown, trace_of
+from bench.gain.tenants import CALM, FLOOD, TenantCell, cells, markdown, trace_of
 from bench.streams import NONE, Targets
 from headway.core.slo import Slo
 
 TARGETS = Targets(interactive=Slo(ttft_s=1.0), patient=Slo(ttft_s=20.0))
-CELL = Cell("headway", True, NONE, 1.5, 0, 2.0, TARGETS)
+CELL = TenantCell("headway", True, NONE, 1.5, 0, 2.0, TARGETS)
 
 
 def test_the_same_requests_whoever_is_told_whose_they_are() -> None:

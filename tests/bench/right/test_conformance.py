@@ -15,7 +15,7 @@ from bench.right.conformance import (
     PLENTY_BLOCKS,
     SHORT_BLOCKS,
     SPARE_BLOCKS,
-    Case,
+    ConformanceCase,
     FixedCost,
     RealEngine,
     Scripted,
@@ -66,7 +66,7 @@ class NewestFirst(KvPool):
 
 
 def tallies(
-    case: Case, model: str, script: Sequence[Scripted], ours: SimulatedSide | None = None
+    case: ConformanceCase, model: str, script: Sequence[Scripted], ours: SimulatedSide | None = None
 ) -> tuple[Tally, Tally]:
     free, forced = Tally(), Tally()
     compare(case, RealEngine(case, model), ours or SimulatedSide(case), list(script), free, forced, every=16)
@@ -79,7 +79,7 @@ def tallies(
 def test_every_decision_is_the_real_ones(
     preset: str, prefix_caching: bool, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:
-    case = Case(preset, prefix_caching, SHORT_BLOCKS, asynchronous)
+    case = ConformanceCase(preset, prefix_caching, SHORT_BLOCKS, asynchronous)
     free, forced = tallies(case, model, script)
     assert free.first_difference is None
     assert forced.differing == []
@@ -94,7 +94,7 @@ def test_every_decision_is_the_real_ones(
 def test_every_swap_is_the_real_ones(
     preset: str, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:
-    case = Case(preset, True, SHORT_BLOCKS, asynchronous, HOST_BLOCKS)
+    case = ConformanceCase(preset, True, SHORT_BLOCKS, asynchronous, HOST_BLOCKS)
     free, forced = tallies(case, model, script)
     assert free.first_difference is None
     assert forced.differing == []
@@ -107,7 +107,7 @@ def test_every_swap_is_the_real_ones(
 def test_offloads_prefetches_and_jobs_put_back_are_the_real_ones(
     serial: bool, prefix_caching: bool, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:
-    case = Case("vllm", prefix_caching, SHORT_BLOCKS, asynchronous, HOST_BLOCKS)
+    case = ConformanceCase("vllm", prefix_caching, SHORT_BLOCKS, asynchronous, HOST_BLOCKS)
     build = restless(seed=3, steps=300, serial=serial)
     real = RealEngine(case, model, build(UnknownCost()))
     ours = SimulatedSide(case, policy=build(UnknownCost()))
@@ -125,7 +125,7 @@ def test_offloads_prefetches_and_jobs_put_back_are_the_real_ones(
 def test_everybody_who_leaves_is_who_leaves_the_real_one(
     preset: str, prefix_caching: bool, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:
-    free, forced = tallies(Case(preset, prefix_caching, SHORT_BLOCKS, asynchronous), model, script)
+    free, forced = tallies(ConformanceCase(preset, prefix_caching, SHORT_BLOCKS, asynchronous), model, script)
     assert free.first_difference is None
     assert forced.differing == []
     assert free.met["expiries"] > 0
@@ -137,7 +137,7 @@ def test_everybody_who_leaves_is_who_leaves_the_real_one(
 def test_prompts_that_take_turns_within_a_small_budget_are_the_real_ones(
     prefix_caching: bool, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:
-    case = Case("ascendra-lp", prefix_caching, SPARE_BLOCKS, asynchronous)
+    case = ConformanceCase("ascendra-lp", prefix_caching, SPARE_BLOCKS, asynchronous)
     row = find_preset("ascendra-lp", batching="within-budgets:token_budget=64,width=12,patience_s=1")
     real = RealEngine(case, model, build_policy(row, FixedCost()))
     ours = SimulatedSide(case, policy=build_policy(row, FixedCost()))
@@ -160,7 +160,7 @@ AHEAD = ("pauses", "offloads", "prefetches", "put_back", "demotions", "promotion
 def test_every_move_ahead_of_need_is_the_real_ones(
     preset: str, prefix_caching: bool, asynchronous: bool, model: str
 ) -> None:
-    case = Case(preset, prefix_caching, SPARE_BLOCKS, asynchronous, MANY_HOST_BLOCKS, NARROW)
+    case = ConformanceCase(preset, prefix_caching, SPARE_BLOCKS, asynchronous, MANY_HOST_BLOCKS, NARROW)
     real, free, forced = RealEngine(case, model), Tally(), Tally()
     compare(case, real, SimulatedSide(case), make_script(2 * REQUESTS, seed=0), free, forced, every=16)
     assert free.first_difference is None
@@ -180,7 +180,7 @@ def test_who_runs_in_a_narrow_batch_over_little_memory_is_the_real_ones(
     preset: str, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:
     host_blocks = 0 if preset in ("recompute", "defer") else HOST_BLOCKS
-    case = Case(preset, False, SHORT_BLOCKS, asynchronous, host_blocks, NARROW)
+    case = ConformanceCase(preset, False, SHORT_BLOCKS, asynchronous, host_blocks, NARROW)
     free, forced = tallies(case, model, script)
     assert free.first_difference is None
     assert forced.differing == []
@@ -195,7 +195,7 @@ def test_who_runs_in_a_narrow_batch_over_little_memory_is_the_real_ones(
 def test_every_decision_by_predicted_lengths_is_the_real_ones(
     prefix_caching: bool, asynchronous: bool, model: str
 ) -> None:
-    case = Case("predicted", prefix_caching, SHORT_BLOCKS, asynchronous, HOST_BLOCKS, NARROW)
+    case = ConformanceCase("predicted", prefix_caching, SHORT_BLOCKS, asynchronous, HOST_BLOCKS, NARROW)
     real, free, forced = RealEngine(case, model), Tally(), Tally()
     compare(case, real, SimulatedSide(case), make_script(2 * REQUESTS, seed=0), free, forced, every=16)
     assert free.first_difference is None
@@ -215,12 +215,12 @@ def test_a_prediction_off_by_a_tenth_is_noticed(
         return job
 
     monkeypatch.setattr("bench.right.conformance.job_of", longer)
-    free, _ = tallies(Case("hrrn", False, SHORT_BLOCKS, False), model, script)
+    free, _ = tallies(ConformanceCase("hrrn", False, SHORT_BLOCKS, False), model, script)
     assert "simulated" in (free.first_difference or "")
 
 
 def test_a_quantum_too_long_is_noticed(model: str, script: Sequence[Scripted]) -> None:
-    case = Case("fastserve", False, SHORT_BLOCKS, False, batch_width=NARROW)
+    case = ConformanceCase("fastserve", False, SHORT_BLOCKS, False, batch_width=NARROW)
     ours = SimulatedSide(
         case, policy=build_policy(find_preset("fastserve", order="skip-join-mlfq:quantum_s=0.06"))
     )
@@ -252,19 +252,19 @@ def test_a_request_that_may_move_after_all_is_noticed(
         return job
 
     monkeypatch.setattr("bench.right.conformance.job_of", moving)
-    free, _ = tallies(Case("ascendra-lp", False, SHORT_BLOCKS, False), model, script)
+    free, _ = tallies(ConformanceCase("ascendra-lp", False, SHORT_BLOCKS, False), model, script)
     assert "departures: simulated" in (free.first_difference or "")
 
 
 def test_a_host_block_too_few_is_noticed(model: str, script: Sequence[Scripted]) -> None:
-    case = Case("vllm-s-fallback", False, SHORT_BLOCKS, False, HOST_BLOCKS)
+    case = ConformanceCase("vllm-s-fallback", False, SHORT_BLOCKS, False, HOST_BLOCKS)
     ours = SimulatedSide(case, replace(limits_of(case), host_blocks=HOST_BLOCKS - 1))
     free, _ = tallies(case, model, script, ours)
     assert "free_before: simulated" in (free.first_difference or "")
 
 
 def test_a_block_too_many_kept_free_is_noticed(model: str, script: Sequence[Scripted]) -> None:
-    case = Case("vllm", False, SHORT_BLOCKS, False)
+    case = ConformanceCase("vllm", False, SHORT_BLOCKS, False)
     ours = SimulatedSide(case, replace(limits_of(case), watermark_blocks=1))
     free, forced = tallies(case, model, script, ours)
     assert "admitted: simulated [" in (free.first_difference or "")
@@ -272,7 +272,7 @@ def test_a_block_too_many_kept_free_is_noticed(model: str, script: Sequence[Scri
 
 
 def test_another_order_of_free_blocks_is_noticed(model: str, script: Sequence[Scripted]) -> None:
-    case = Case("vllm", True, SHORT_BLOCKS, False)
+    case = ConformanceCase("vllm", True, SHORT_BLOCKS, False)
     ours = SimulatedSide(case)
     ours.engine.pool.__class__ = NewestFirst
     free, _ = tallies(case, model, script, ours)
@@ -280,5 +280,5 @@ def test_another_order_of_free_blocks_is_noticed(model: str, script: Sequence[Sc
 
 
 def test_with_plenty_of_blocks_nobody_is_preempted(model: str, script: Sequence[Scripted]) -> None:
-    free, _ = tallies(Case("vllm", True, PLENTY_BLOCKS, True), model, script)
+    free, _ = tallies(ConformanceCase("vllm", True, PLENTY_BLOCKS, True), model, script)
     assert (free.first_difference, free.met["preemptions"]) == (None, 0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.right.conformance import make_script
-from bench.right.version_features import FEATURES, POLICY, REFUSED, Cell, feature_row, run
+from bench.right.version_features import FEATURES, POLICY, REFUSED, FeatureCell, feature_row, run
 from bench.right.versions import BEGIN, END, README, Installed, faults, lay_over, readme_table
 
 PRESETS = ("vllm", "headway", "fastserve")
@@ -30,7 +30,7 @@ def test_with_more_adapters_than_slots_paused_requests_hold_up_no_others(preset:
     script = [each.request for each in make_script(40, seed=3)]
     steps = {}
     for feature in ("synchronous scheduling", "LoRA, more adapters than slots"):
-        cell = Cell()
+        cell = FeatureCell()
         run(preset, FEATURES[feature], script, cell, asynchronous=False)
         assert (cell.wrong, cell.evidence > 0) == (0, True)
         steps[feature] = cell.steps

@@ -4,7 +4,7 @@ import pytest
 
 from bench.simulator.e2e_runs import (
     INDIRECT_LINK_RATIO,
-    Run,
+    PublishedRun,
     SlowerPrompts,
     Timeline,
     device_of,
@@ -40,7 +40,7 @@ ROW = {
     "ttft_s": "1.625",
     "e2e_s": "2.625",
 }
-RUN = Run(name="test", settings=SETTINGS, requests=[ROW])
+RUN = PublishedRun(name="test", settings=SETTINGS, requests=[ROW])
 
 
 class OneSecond:

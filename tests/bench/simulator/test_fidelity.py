@@ -14,12 +14,12 @@ from bench.simulator.fidelity_runs import (
     PLAIN,
     SWAPS,
     TARGETED,
-    Cell,
+    FidelityCell,
+    FidelityRun,
+    FidelitySetup,
+    FidelityStream,
     Folder,
-    RealRun,
     RealSide,
-    Run,
-    Setup,
     at_speed_of,
     mean_noise,
     mean_run,
@@ -32,7 +32,7 @@ from bench.simulator.fidelity_runs import (
 from headway.core.batch_shape import BatchShape, StepKind
 from headway.core.record import Outcome
 from headway.engine.demo_model import DemoRecipe, ensure_demo_random, ensure_model
-from headway.engine.kv.block_copies import Direction, TimedCopy
+from headway.engine.kv.block_copies import CopyDirection, TimedCopy
 from headway.engine.profiling.profile import Measurements
 from headway.engine.vllm.stepped_engine import SteppedStep
 from headway.errors import ConfigError
@@ -51,7 +51,7 @@ LAW = StepTimeLaw(
     prefill_context_s=0.0,
     prefill_pair_s=0.0,
 )
-COPIES = [TimedCopy(way, size, size * 1e-9) for way in Direction for size in (1000, 2000, 4000, 8000)]
+COPIES = [TimedCopy(way, size, size * 1e-9) for way in CopyDirection for size in (1000, 2000, 4000, 8000)]
 COPY = TransferModel(start_s=0.0, bytes_per_s=1e9)
 CALIBRATION = Calibration(
     name="test",
@@ -71,22 +71,22 @@ def values(jct: float, ttft: float, p99: float) -> dict[str, float]:
     return dict(zip(METRICS, (jct, ttft, p99), strict=True))
 
 
-def run(jct: float, ttft: float, p99: float, steps: int = 0) -> Run:
-    return Run(values(jct, ttft, p99), {"steps": steps})
+def run(jct: float, ttft: float, p99: float, steps: int = 0) -> FidelityRun:
+    return FidelityRun(values(jct, ttft, p99), {"steps": steps})
 
 
 def test_errors_are_of_means_over_the_streams() -> None:
     real = [run(1.0, 0.5, 4.0, steps=10), run(3.0, 0.5, 4.0, steps=20)]
     model = [run(1.4, 0.5, 3.0), run(3.0, 0.5, 3.0)]
     own = [run(1.2, 0.5, 4.0, steps=12), run(2.8, 0.5, 4.4, steps=20)]
-    cell = Cell(real, model, own).to_dict()
+    cell = FidelityCell(real, model, own).to_dict()
     assert cell["error"] == pytest.approx(values(0.1, 0.0, -0.25))
     assert cell["error_at_own_speed"] == pytest.approx(values(0.0, 0.0, 0.05))
     assert cell["counts"] == {"real": {"steps": 15}, "simulated": {"steps": 16}}
     assert missed({"p": {"1": cell}}) == []
     # Deviations of 0.2 and -0.2: a standard error of 0.2, of a mean of 2; Student's t of one degree of freedom 12.706.
     assert cell["half_width"]["mean_jct_s"] == pytest.approx(12.706 * 0.1, rel=1e-4)
-    assert missed({"p": {"1": Cell(real, model, model).to_dict()}}) == [
+    assert missed({"p": {"1": FidelityCell(real, model, model).to_dict()}}) == [
         "p at 1: mean_jct_s",
         "p at 1: p99_jct_s",
     ]
@@ -94,7 +94,7 @@ def test_errors_are_of_means_over_the_streams() -> None:
 
 def test_one_stream_has_no_interval() -> None:
     only = [run(1.0, 0.5, 4.0)]
-    assert set(Cell(only, only, only).to_dict()["half_width"].values()) == {None}
+    assert set(FidelityCell(only, only, only).to_dict()["half_width"].values()) == {None}
 
 
 def test_a_stream_simulated_several_times_counts_once() -> None:
@@ -108,7 +108,7 @@ def test_a_stream_simulated_several_times_counts_once() -> None:
     [(setup, policy) for setup in (PLAIN, SWAPS) for policy in setup.policies],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_the_simulated_side_ends_every_request(setup: Setup, policy: str) -> None:
+def test_the_simulated_side_ends_every_request(setup: FidelitySetup, policy: str) -> None:
     trace = stream(5.0, 4.0, seed=1)
     sizes = replace(SIZES, num_blocks=setup.num_blocks or SIZES.num_blocks)
     side = RealSide(setup=setup, sizes=sizes, capacity_rps=5.0, run_s=4.0, runs=1)
@@ -124,7 +124,7 @@ def test_the_simulated_side_ends_every_request(setup: Setup, policy: str) -> Non
 def test_with_targets_some_are_given_up_and_the_others_end(policy: str) -> None:
     # About 75 requests a second is what this engine serves.
     side = RealSide(setup=TARGETED, sizes=SIZES, capacity_rps=75.0, run_s=10.0, runs=1)
-    trace = side.trace(RealRun(policy, 1.3, 0))
+    trace = side.trace(FidelityStream(policy, 1.3, 0))
     served = simulated(CALIBRATION, trace, policy, side)
     assert all(request.slo == TARGETED.slo for request in trace)
     ended = {record.id: record for record in served.records if record.outcome is not Outcome.HANDED_OFF}
@@ -167,14 +167,18 @@ def test_a_folder_without_a_whole_cell_is_not_compared(tmp_path: Path) -> None:
     message = "no cell of which all real runs have ended; leave out --simulate-only"
     with pytest.raises(ConfigError, match=message):
         compare(Folder(tmp_path))
-    folder = folder_with(tmp_path, RealRun("vllm", 0.5, 0))
+    folder = folder_with(tmp_path, FidelityStream("vllm", 0.5, 0))
     with pytest.raises(ConfigError, match=message):  # its second run is missing
         compare(folder)
 
 
 def test_cells_that_are_whole_are_compared_while_others_are_not(tmp_path: Path) -> None:
     found = compare(
-        folder_with(tmp_path, *(RealRun("vllm", 0.5, number) for number in (0, 1)), RealRun("sjf", 0.5, 0))
+        folder_with(
+            tmp_path,
+            *(FidelityStream("vllm", 0.5, number) for number in (0, 1)),
+            FidelityStream("sjf", 0.5, 0),
+        )
     )
     assert {policy: list(row) for policy, row in found["cells"].items()} == {"vllm": ["0.5"]}
     # What was kept as real is what the law says, to the noise of the clock.
@@ -185,9 +189,9 @@ def test_cells_that_are_whole_are_compared_while_others_are_not(tmp_path: Path) 
 
 
 def test_a_command_goes_on_where_it_was_stopped_and_may_add_presets(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, RealRun("vllm", 0.5, 0))
-    assert folder.has(RealRun("vllm", 0.5, 0))
-    assert not folder.has(RealRun("vllm", 0.5, 1))
+    folder = folder_with(tmp_path, FidelityStream("vllm", 0.5, 0))
+    assert folder.has(FidelityStream("vllm", 0.5, 0))
+    assert not folder.has(FidelityStream("vllm", 0.5, 1))
     one_more = setup_of(options().parse_args(["--out", "x", "--policy", "edf"]))
     side = folder.begun(one_more, runs=2, run_s=4.0)
     assert side is not None
@@ -196,12 +200,14 @@ def test_a_command_goes_on_where_it_was_stopped_and_may_add_presets(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("setup", "runs", "run_s"), [(SWAPS, 2, 4.0), (PLAIN, 3, 4.0), (PLAIN, 2, 5.0)])
-def test_runs_of_another_kind_are_not_mixed(tmp_path: Path, setup: Setup, runs: int, run_s: float) -> None:
+def test_runs_of_another_kind_are_not_mixed(
+    tmp_path: Path, setup: FidelitySetup, runs: int, run_s: float
+) -> None:
     with pytest.raises(ConfigError, match=r"holds other runs \(2 of 4 s a cell, loads 0.5, 0.8, 1.1\)"):
         folder_with(tmp_path).begun(setup, runs, run_s)
 
 
-def folder_with(path: Path, *runs: RealRun) -> Folder:
+def folder_with(path: Path, *runs: FidelityStream) -> Folder:
     """A folder of which these real runs have ended, with the times of LAW."""
     folder, side = Folder(path), RealSide(setup=PLAIN, sizes=SIZES, capacity_rps=8.0, run_s=4.0, runs=2)
     folder.keep_side(side)
@@ -235,7 +241,10 @@ def test_memory_is_so_short_that_every_run_of_fastserve_swaps_often() -> None:
     sizes = replace(SIZES, num_blocks=SWAPS.num_blocks or 0)
     side = RealSide(setup=SWAPS, sizes=sizes, capacity_rps=10.0, run_s=30.0, runs=1)
     served = simulated(
-        with_link(CALIBRATION, SWAPS.host_kv), side.trace(RealRun("fastserve", 0.9, 0)), "fastserve", side
+        with_link(CALIBRATION, SWAPS.host_kv),
+        side.trace(FidelityStream("fastserve", 0.9, 0)),
+        "fastserve",
+        side,
     )
     assert served.counts["preemptions"] > 100
     assert served.counts["swapped_blocks"] > 100
@@ -246,7 +255,8 @@ def test_streams_are_the_same_again_and_declare_their_limit() -> None:
     assert all(request.max_output_tokens == MAX_OUTPUT_TOKENS for request in stream(5.0, 10.0, seed=1))
     side = RealSide(setup=PLAIN, sizes=SIZES, capacity_rps=10.0, run_s=20.0, runs=1)
     first, again, other = (
-        side.trace(RealRun(policy, 0.5, number)) for policy, number in (("vllm", 0), ("sjf", 0), ("vllm", 1))
+        side.trace(FidelityStream(policy, 0.5, number))
+        for policy, number in (("vllm", 0), ("sjf", 0), ("vllm", 1))
     )
     assert len(first) == len(other) == 100
     assert first == again != other
@@ -282,7 +292,7 @@ def test_at_the_speed_of_a_run_its_steps_take_as_long_in_all() -> None:
 
 
 def test_the_picture_holds_every_metric() -> None:
-    cell = Cell([run(1.0, 0.5, 4.0)], [run(1.1, 0.4, 4.4)], [run(1.1, 0.4, 4.4)]).to_dict()
+    cell = FidelityCell([run(1.0, 0.5, 4.0)], [run(1.1, 0.4, 4.4)], [run(1.1, 0.4, 4.4)]).to_dict()
     svg = fidelity_svg({"vllm": {"0.5": cell}, "sjf": {"0.5": cell}}, tuple(METRICS))
     assert svg.startswith("<svg")
     assert all(metric in svg for metric in METRICS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client import REGISTRY
 
 from headway.core.length_estimate import LengthEstimate
-from headway.engine.lengths.forecasts import Arrival, Forecasts, LengthMetrics, within_limit
+from headway.engine.lengths.forecasts import ForecastArrival, Forecasts, LengthMetrics, within_limit
 from headway.predict.lengths.facts import RequestFacts
 
 FACTS = RequestFacts(num_prompt_tokens=10, max_output_tokens=100)
@@ -47,7 +47,7 @@ class Scene:
         self.predictor = Scripted(*answers)
         self.forecasts = Forecasts(self.predictor, LengthMetrics(self.server))
 
-    def arrive(self, facts: RequestFacts = FACTS) -> Arrival:
+    def arrive(self, facts: RequestFacts = FACTS) -> ForecastArrival:
         return self.forecasts.arrive(facts)
 
     def sample(self, name: str, **labels: str) -> float | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.engine.kv.block_copies import Direction
+from headway.engine.kv.block_copies import CopyDirection
 from headway.engine.profiling.profile import (
     Identity,
     Measurements,
@@ -38,7 +38,7 @@ def test_a_repetition_measures_every_kind_of_step_and_both_ways_of_copying() -> 
     found = measured()
     assert found.repetitions >= 1
     assert {step.shape.kind for step in found.steps} == {"prefill", "decode", "mixed"}
-    assert {copy.direction for copy in found.copies} == set(Direction)
+    assert {copy.direction for copy in found.copies} == set(CopyDirection)
     assert found.missing() == []
 
 
@@ -93,7 +93,7 @@ def test_too_little_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"missing: prefill steps \(0 of 8\), decode steps \(0 of 8\)"):
         conclude(nothing, HERE)
     some = measured()
-    some.copies = [copy for copy in some.copies if copy.direction is Direction.TO_HOST]
+    some.copies = [copy for copy in some.copies if copy.direction is CopyDirection.TO_HOST]
     assert some.missing() == ["copies to_device"]
     some.steps = some.steps[:5]
     assert "steps" in some.missing()[0]

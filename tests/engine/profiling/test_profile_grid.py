@@ -8,16 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.engine.profiling.grid import KV_SHARE, Scene, context_lengths, prompts_of, scenes, warm_up
-from headway.engine.vllm.stepped_engine import EngineSizes
+from headway.engine.vllm.stepped_engine import ReportedSizes
 from tests.engine.sizes import SIZES
 from tests.engine.stepped import FakeEngine
 
 
-def grid(sizes: EngineSizes = SIZES, tokens: int = 4000, seed: int = 0, exact: bool = True) -> list[Scene]:
+def grid(sizes: ReportedSizes = SIZES, tokens: int = 4000, seed: int = 0, exact: bool = True) -> list[Scene]:
     return scenes(sizes, tokens, random.Random(seed), exact)
 
 
-def shapes(scene: Scene, sizes: EngineSizes = SIZES) -> list[tuple[int, int]]:
+def shapes(scene: Scene, sizes: ReportedSizes = SIZES) -> list[tuple[int, int]]:
     """(decodes, prefill tokens) of each step of a scene on the fake engine."""
     engine = FakeEngine(sizes)
     asks = list(zip(scene.asks, prompts_of(scene, range(10, 99), random.Random(0)), strict=True))

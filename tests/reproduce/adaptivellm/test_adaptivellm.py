@@ -14,8 +14,8 @@ from headway_reproduce.adaptivellm.setting import (
     PAPER_TABLE_3,
     QUICK,
     VARIATIONS,
-    Group,
-    Point,
+    AdaptivePoint,
+    ModelAndData,
 )
 
 from headway.lab.policy_choice import OWN_PARTS, check_policies
@@ -23,7 +23,7 @@ from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
 from headway.traces import NAMED_LAWS, load_trace
 
-CHAT = Group("OPT-13B", "Chatbot")
+CHAT = ModelAndData("OPT-13B", "Chatbot")
 
 
 def test_the_twelve_groups_are_the_papers() -> None:
@@ -57,7 +57,7 @@ def test_prompts_have_the_published_means(data: str, mean: float) -> None:
 
 
 def test_a_point_is_a_thousand_requests_at_once_on_128_and_64_blocks() -> None:
-    run = Point(group=CHAT).run(BASELINE, 2)
+    run = AdaptivePoint(group=CHAT).run(BASELINE, 2)
     requests = load_trace(run.trace)
     assert len(requests) == 1000
     assert {request.arrival_s for request in requests} == {0.0}
@@ -76,12 +76,12 @@ def test_a_point_is_a_thousand_requests_at_once_on_128_and_64_blocks() -> None:
 
 
 def test_the_control_has_outputs_of_exactly_the_limit() -> None:
-    requests = load_trace(Point(group=CHAT, limit=128, lengths=EXACT).trace())
+    requests = load_trace(AdaptivePoint(group=CHAT, limit=128, lengths=EXACT).trace())
     assert {request.output_tokens for request in requests} == {128}
 
 
 def test_loaded_requests_arrive_at_their_rate() -> None:
-    requests = load_trace(Point(group=CHAT, rate_rps=20.0).trace())
+    requests = load_trace(AdaptivePoint(group=CHAT, rate_rps=20.0).trace())
     assert requests[-1].arrival_s == pytest.approx(1000 / 20.0, rel=0.1)
 
 
@@ -100,7 +100,7 @@ def test_quick_is_a_part_of_all_with_the_same_workloads() -> None:
 def test_table_3_is_whole_in_both() -> None:
     for scope, seeds in ((QUICK, 1), (ALL, 3)):
         wanted = {
-            Point(group=group).run(policy, seed)
+            AdaptivePoint(group=group).run(policy, seed)
             for group in GROUPS
             for policy in MAIN
             for seed in range(seeds)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.adaptivellm.latency import Latency, Overheads, turnaround
+from headway_reproduce.adaptivellm.latency import LatencyFindings, Overheads, turnaround
 from headway_reproduce.adaptivellm.predictor_errors import (
     PredictorErrors,
     RecomputeError,
@@ -27,26 +27,26 @@ from headway_reproduce.adaptivellm.setting import (
     SWAP,
     SWAP_FALLBACK,
     TODAY,
-    Group,
-    Point,
-    Scope,
-    What,
+    AdaptivePoint,
+    AdaptiveScope,
+    AdaptiveVariation,
+    ModelAndData,
 )
 from headway_reproduce.adaptivellm.study import AdaptiveLlm
-from headway_reproduce.adaptivellm.throughput import Findings, Throughput
+from headway_reproduce.adaptivellm.throughput import Throughput, ThroughputFindings
 from headway_reproduce.study import read_kept
 from headway_reproduce.study_runs import KeptRuns, Meter, RunResult, StudyRun, throughput_rps
 
 from headway.core.record import Outcome, Record
 from headway.errors import VLLM_COMES_BY, RecordError, SimulationError
-from headway.lab.papers import Request, papers
+from headway.lab.papers import PaperRequest, papers
 from headway.results import summarize
 from headway.results.study import Study
 from tests.results.examples import make, unfinished
 
 pytestmark = pytest.mark.slow
 
-CHAT = Group("OPT-13B", "Chatbot")
+CHAT = ModelAndData("OPT-13B", "Chatbot")
 SECONDS = {BASELINE: 12.0, SWAP: 30.0, SWAP_FALLBACK: 15.0, ADAPTIVE: 10.0, PLUS: 8.0, TODAY: 9.0}
 """How long the two requests of every run take: so throughput is 2 over it."""
 ERRORS = PredictorErrors(
@@ -68,13 +68,13 @@ def result(run: StudyRun, lost: Sequence[Record] = ()) -> RunResult:
     return RunResult(summary=summarize([*records, *lost]), end_s=end_s, steps=100, meter=meter)
 
 
-def kept(root: Path, scope: Scope) -> KeptRuns:
+def kept(root: Path, scope: AdaptiveScope) -> KeptRuns:
     """Every run of a scope, done."""
     found: KeptRuns = read_kept(root, RunResult)
     with found.adding() as add:
         for run in scope.first_runs():
             add(run, result(run))
-        for run in scope.loaded_runs(Findings(found, scope).capacity_rps()):
+        for run in scope.loaded_runs(ThroughputFindings(found, scope).capacity_rps()):
             add(run, result(run))
     return found
 
@@ -88,8 +88,8 @@ def quick_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    return Findings(kept(tmp_path_factory.mktemp("full"), ALL), ALL)
+def full(tmp_path_factory: pytest.TempPathFactory) -> ThroughputFindings:
+    return ThroughputFindings(kept(tmp_path_factory.mktemp("full"), ALL), ALL)
 
 
 @pytest.fixture(scope="module")
@@ -99,58 +99,62 @@ def study(quick_root: Path) -> Study:
     def never() -> None:
         raise AssertionError("a run that is kept was made again")
 
-    return AdaptiveLlm().reproduce(Request(root=quick_root, jobs=1, quick=True), never, lambda line: None)
+    return AdaptiveLlm().reproduce(
+        PaperRequest(root=quick_root, jobs=1, quick=True), never, lambda line: None
+    )
 
 
 # ---- findings ------------------------------------------------------------------------------------------
 
 
-def test_ratios_are_taken_seed_by_seed(full: Findings) -> None:
+def test_ratios_are_taken_seed_by_seed(full: ThroughputFindings) -> None:
     # 12 s, 13 s and 14 s over 10 s, 11 s and 12 s: 1.2, 1.1818 and 1.1667.
-    found = full.ratios(Point(group=CHAT), ADAPTIVE, BASELINE, throughput_rps)
+    found = full.ratios(AdaptivePoint(group=CHAT), ADAPTIVE, BASELINE, throughput_rps)
     assert found.mean == pytest.approx((12 / 10 + 13 / 11 + 14 / 12) / 3)
     assert found.deviation == pytest.approx(0.0167, abs=1e-4)
-    assert full.mean(Point(group=CHAT), BASELINE, throughput_rps) == pytest.approx(
+    assert full.mean(AdaptivePoint(group=CHAT), BASELINE, throughput_rps) == pytest.approx(
         (2 / 12 + 2 / 13 + 2 / 14) / 3
     )
 
 
-def test_a_ratio_across_points_is_over_the_seeds_both_have(full: Findings) -> None:
+def test_a_ratio_across_points_is_over_the_seeds_both_have(full: ThroughputFindings) -> None:
     # One seed with more blocks on the host, three without: 12 s over 10 s.
-    what = What("host never full", ADAPTIVE, host_blocks=10_000)
+    what = AdaptiveVariation("host never full", ADAPTIVE, host_blocks=10_000)
     assert Throughput(full.kept, full.scope).varied_gain(CHAT, what) == pytest.approx(1.2)
 
 
-def test_counts_are_means_and_one_seed_has_no_spread(full: Findings) -> None:
-    assert full.count(Point(group=CHAT), ADAPTIVE, "recomputes") == 11
-    capped = full.ratios(Point(group=CHAT, cap=8), ADAPTIVE, BASELINE, turnaround)
+def test_counts_are_means_and_one_seed_has_no_spread(full: ThroughputFindings) -> None:
+    assert full.count(AdaptivePoint(group=CHAT), ADAPTIVE, "recomputes") == 11
+    capped = full.ratios(AdaptivePoint(group=CHAT, cap=8), ADAPTIVE, BASELINE, turnaround)
     assert capped.mean == pytest.approx(1.0)
     assert capped.deviation is None
 
 
-def test_a_cut_is_the_share_by_which_a_turnaround_is_shorter(full: Findings) -> None:
+def test_a_cut_is_the_share_by_which_a_turnaround_is_shorter(full: ThroughputFindings) -> None:
     # Half of the time waiting: 2 for every policy, so nothing is cut.
-    assert full.mean(Point(group=CHAT), ADAPTIVE, turnaround) == pytest.approx(2.0)
-    assert Latency(full.kept, full.scope).cuts(Point(group=CHAT, cap=8)) == pytest.approx([0.0, 0.0])
+    assert full.mean(AdaptivePoint(group=CHAT), ADAPTIVE, turnaround) == pytest.approx(2.0)
+    assert LatencyFindings(full.kept, full.scope).cuts(AdaptivePoint(group=CHAT, cap=8)) == pytest.approx(
+        [0.0, 0.0]
+    )
 
 
 def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
-    findings = Findings(read_kept(tmp_path, RunResult), QUICK)
+    findings = ThroughputFindings(read_kept(tmp_path, RunResult), QUICK)
     with pytest.raises(
         SimulationError, match="adaptivellm has not been run at OPT-13B/Chatbot, natural outputs"
     ):
-        findings.results(Point(group=CHAT), ADAPTIVE)
+        findings.results(AdaptivePoint(group=CHAT), ADAPTIVE)
     with pytest.raises(SimulationError, match="step by step"):
         Overheads(findings.kept, findings.scope).found()
 
 
 def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
     runs: KeptRuns = read_kept(tmp_path, RunResult)
-    point = Point(group=CHAT)
+    point = AdaptivePoint(group=CHAT)
     with runs.adding() as add:
         add(point.run(SWAP, 0), result(point.run(SWAP, 0), [unfinished("c", Outcome.FAILED, 0.0, 1.0)]))
         add(point.run(BASELINE, 0), result(point.run(BASELINE, 0)))
-    said = Findings(runs, QUICK).unfinished([point], [BASELINE, SWAP])
+    said = ThroughputFindings(runs, QUICK).unfinished([point], [BASELINE, SWAP])
     assert said == [f"vllm-s at {point}: requests that did not finish: 1; it is not comparable."]
 
 
@@ -204,25 +208,25 @@ def test_reasons_are_read_from_the_runs(study: Study) -> None:
 
 
 def test_everything_kept_leaves_nothing_to_run(quick_root: Path) -> None:
-    size = AdaptiveLlm().size(Request(root=quick_root, jobs=2, quick=True))
+    size = AdaptiveLlm().size(PaperRequest(root=quick_root, jobs=2, quick=True))
     assert (size.kept, size.seconds) == (size.runs, 0.0)
 
 
 def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path) -> None:
-    quick = AdaptiveLlm().size(Request(root=tmp_path, jobs=2, quick=True))
-    everything = AdaptiveLlm().size(Request(root=tmp_path, jobs=2))
+    quick = AdaptiveLlm().size(PaperRequest(root=tmp_path, jobs=2, quick=True))
+    everything = AdaptiveLlm().size(PaperRequest(root=tmp_path, jobs=2))
     assert quick.kept == everything.kept == 0
     assert 10 < quick.seconds < 240 < everything.seconds
 
 
-def test_ablations_belong_to_the_whole(full: Findings) -> None:
+def test_ablations_belong_to_the_whole(full: ThroughputFindings) -> None:
     part = Throughput(full.kept, full.scope).ablations()
     assert part is not None
     assert part.tables[0].rows[0][1:4] == pytest.approx([1.0, 1.0, 1.0])
     assert Throughput(full.kept, QUICK).ablations() is None
 
 
-def test_overhead_is_of_the_same_run_and_predicting_apart(full: Findings) -> None:
+def test_overhead_is_of_the_same_run_and_predicting_apart(full: ThroughputFindings) -> None:
     first = Overheads(full.kept, full.scope).found()[0]
     assert first.group == CHAT
     assert first.plan_s == pytest.approx(0.0012)
@@ -235,7 +239,7 @@ def test_overhead_is_of_the_same_run_and_predicting_apart(full: Findings) -> Non
 
 
 def test_errors_that_are_kept_are_not_measured_again(quick_root: Path) -> None:
-    found = predictor_errors(Request(root=quick_root, jobs=1, quick=True), lambda line: None)
+    found = predictor_errors(PaperRequest(root=quick_root, jobs=1, quick=True), lambda line: None)
     assert found == ERRORS
     rows = found.part().tables[0].rows
     assert rows[0] == ["recompute", 0.05, 0.0176, 0.0130]
@@ -245,12 +249,12 @@ def test_errors_that_are_kept_are_not_measured_again(quick_root: Path) -> None:
 def test_kept_errors_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "predictors.json").write_text('{"rows": "many"}')
     with pytest.raises(RecordError, match=r"predictors\.json"):
-        predictor_errors(Request(root=tmp_path, jobs=1), lambda line: None)
+        predictor_errors(PaperRequest(root=tmp_path, jobs=1), lambda line: None)
 
 
 def test_without_the_engine_the_reason_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway_reproduce.adaptivellm.predictor_errors.find_spec", lambda name: None)
-    found = predictor_errors(Request(root=tmp_path, jobs=1, quick=True), lambda line: None)
+    found = predictor_errors(PaperRequest(root=tmp_path, jobs=1, quick=True), lambda line: None)
     assert found.recompute_error.value is None
     assert found.part().text == [f"Not measured: needs {VLLM_COMES_BY} and pip install 'headway[fit]'."]
     assert list(tmp_path.iterdir()) == []

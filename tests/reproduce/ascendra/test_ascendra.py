@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, Scope
+from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, AscendraScope
 from headway_reproduce.ascendra.findings import crossing, scale_at_good
 from headway_reproduce.ascendra.run import (
     PoolUse,
@@ -31,8 +31,8 @@ from headway_reproduce.ascendra.setting import (
     SYSTEMS,
     TODAY,
     VLLM_V0,
-    Case,
-    Change,
+    AscendraCase,
+    AscendraChange,
     with_threshold,
     with_tokens,
 )
@@ -122,7 +122,7 @@ def test_a_run_is_a_pure_function_of_what_it_is_given() -> None:
 def test_its_digest_tells_apart_all_that_decides_it() -> None:
     changed = [
         RUN,
-        replace(RUN, case=Case(QWEN, SHAREGPT)),
+        replace(RUN, case=AscendraCase(QWEN, SHAREGPT)),
         replace(RUN, service=ASCENDRA.shedding()),
         replace(RUN, service=with_tokens(512)),
         replace(RUN, rate_rps=6.1),
@@ -130,8 +130,8 @@ def test_its_digest_tells_apart_all_that_decides_it() -> None:
         replace(RUN, seed=1),
         replace(RUN, slo_scale=0.5),
         replace(RUN, errors=True),
-        replace(RUN, change=Change(more_host_s=0.02)),
-        replace(RUN, change=Change(kv_share=0.5)),
+        replace(RUN, change=AscendraChange(more_host_s=0.02)),
+        replace(RUN, change=AscendraChange(kv_share=0.5)),
     ]
     assert len({run.digest() for run in changed}) == len(changed)
     assert replace(RUN).digest() == RUN.digest()
@@ -139,7 +139,7 @@ def test_its_digest_tells_apart_all_that_decides_it() -> None:
 
 def test_targets_are_scaled_together_and_apart() -> None:
     assert replace(RUN, slo_scale=0.5).slo == Slo(ttft_s=0.5, tbt_s=0.075)
-    assert replace(RUN, change=Change(tbt_factor=0.5)).slo == Slo(ttft_s=1.0, tbt_s=0.075)
+    assert replace(RUN, change=AscendraChange(tbt_factor=0.5)).slo == Slo(ttft_s=1.0, tbt_s=0.075)
 
 
 def test_an_error_names_the_run() -> None:
@@ -148,7 +148,7 @@ def test_an_error_names_the_run() -> None:
         simulate_ascendra(replace(RUN, case=_Targeted(short.model, short.data)))
 
 
-class _Targeted(Case):
+class _Targeted(AscendraCase):
     """A case that the paper's table does not have."""
 
     slo = TARGETS
@@ -223,7 +223,7 @@ def test_the_smallest_factor_is_on_the_line_between_two_points() -> None:
 
 
 def test_the_quick_part_is_a_part_of_the_whole() -> None:
-    def runs(scope: Scope) -> set[AscendraRun]:
+    def runs(scope: AscendraScope) -> set[AscendraRun]:
         found = scope.further_runs(lambda case: 7.0, 7.93)
         return {*scope.reference_runs(), *scope.sweep_runs(lambda case: 7.0), *found}
 
@@ -234,7 +234,7 @@ def test_the_quick_part_is_a_part_of_the_whole() -> None:
 
 
 def test_every_load_is_a_rate_of_its_own_case() -> None:
-    rates = {MAIN: 7.0, Case(QWEN, SHAREGPT): 1.5}
+    rates = {MAIN: 7.0, AscendraCase(QWEN, SHAREGPT): 1.5}
     found = QUICK.sweep_runs(rates.__getitem__)
     assert {run.rate_rps for run in found if run.case == MAIN} == {3.5, 4.9, 6.3, 7.7, 9.1, 10.5, 11.9}
     assert max(run.rate_rps for run in found if run.case != MAIN) == 2.55

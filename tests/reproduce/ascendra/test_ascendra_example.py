@@ -6,15 +6,15 @@ Prefills (units): A 3.5, B 1, C 1, D 1.5, E 2; A, B, D and C come at 0 in this o
 from __future__ import annotations
 
 import pytest
-from headway_reproduce.ascendra.example import Fate, example_part, figure_1
+from headway_reproduce.ascendra.example import ExampleFate, example_part, figure_1
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, Fate]]:
+def found() -> dict[str, dict[str, ExampleFate]]:
     return figure_1()
 
 
-def test_under_vllm_e_waits_four_units_and_misses(found: dict[str, dict[str, Fate]]) -> None:
+def test_under_vllm_e_waits_four_units_and_misses(found: dict[str, dict[str, ExampleFate]]) -> None:
     # In turn: A, D and E on one instance, B and C on the other. A runs 0-3.5, D 3.5-5, so E starts at 5, 4 units after
     # it came, and its first token is out at 7.
     fates = found["vllm-v0"]
@@ -35,7 +35,7 @@ def test_under_vllm_e_waits_four_units_and_misses(found: dict[str, dict[str, Fat
     assert [name for name, fate in sorted(fates.items()) if fate.missed] == ["E"]
 
 
-def test_under_ascendra_nothing_is_missed(found: dict[str, dict[str, Fate]]) -> None:
+def test_under_ascendra_nothing_is_missed(found: dict[str, dict[str, ExampleFate]]) -> None:
     # A goes to LP, and B by the first ticket to HP, 0-1. E takes the next ticket at 1 and runs there 1-3. LP computes A
     # a unit at a time; at 3 it has half a unit of it left and holds C and D: it runs D, of no more than 0.5 slack, and
     # hands off C, which HP runs 3-4. A and D are done by 5.

@@ -11,7 +11,7 @@ from headway_reproduce.ascendra.real_servers import (
     GatewayInstance,
     GatewayState,
     HandOffs,
-    Place,
+    RunningServer,
     gateway,
     gateway_command,
     ready_instances,
@@ -23,8 +23,8 @@ from headway_reproduce.ascendra.real_systems import (
     SERVICES,
     STOCK,
     SYSTEMS,
-    Service,
-    System,
+    RealService,
+    RealSystem,
     calibrating,
     pool_sizes,
 )
@@ -109,7 +109,7 @@ def test_four_of_stock_each_router_with_and_without_the_rule() -> None:
     ],
 )
 def test_instances_are_named_as_the_gateway_names_them(
-    service: Service, instances: int, names: list[str]
+    service: RealService, instances: int, names: list[str]
 ) -> None:
     assert list(instance_names(pool_sizes(service, instances))) == names
 
@@ -120,12 +120,12 @@ def test_pools_need_an_instance_each() -> None:
 
 
 def test_a_gateway_joins_every_instance_in_its_pool() -> None:
-    places = {"lp-0": Place("http://a", 1), "hp-0": Place("http://b", 2)}
+    places = {"lp-0": RunningServer("http://a", 1), "hp-0": RunningServer("http://b", 2)}
     words = gateway_command(SYSTEMS[ASCENDRA], places, 8123)
     assert " ".join(words).endswith(
         "serve --join lp=http://a --join hp=http://b --router ascendra --port 8123"
     )
-    words = gateway_command(SYSTEMS["vllm round-robin"], {"0": Place("http://a", 1)}, 8123)
+    words = gateway_command(SYSTEMS["vllm round-robin"], {"0": RunningServer("http://a", 1)}, 8123)
     assert " ".join(words).endswith("serve --join http://a --router round-robin --port 8123")
 
 
@@ -148,11 +148,11 @@ def test_several_processes_are_counted_as_one() -> None:
 
 
 def test_a_gateway_that_does_not_get_ready_says_why(tmp_path: Path) -> None:
-    instances = {"0": Place("http://127.0.0.1:1", 0)}
+    instances = {"0": RunningServer("http://127.0.0.1:1", 0)}
     with (
         pytest.raises(
             UpstreamError, match=r"did not get ready: .*'nope'.*; its messages are in .*a-b-gateway\.log"
         ),
-        gateway("a b", System("vllm", "nope"), instances, tmp_path),
+        gateway("a b", RealSystem("vllm", "nope"), instances, tmp_path),
     ):
         pytest.fail("it got ready")

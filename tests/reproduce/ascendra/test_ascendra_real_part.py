@@ -26,7 +26,7 @@ from headway_reproduce.ascendra.real_systems import ASCENDRA
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import RecordError
-from headway.lab.papers import Request
+from headway.lab.papers import PaperRequest
 from headway.lab.process_cpu import CpuShare
 from headway.results import Summary, summarize
 
@@ -99,7 +99,7 @@ def test_scripts_read_goodput_and_what_it_is_over_the_best_of_the_others(found: 
 
 
 def test_quick_leaves_it_out(tmp_path: Path) -> None:
-    request = Request(root=tmp_path, jobs=1, quick=True)
+    request = PaperRequest(root=tmp_path, jobs=1, quick=True)
     assert MEASUREMENT.more_seconds(request) == 0.0
     assert MEASUREMENT.found(request, lambda line: None) is None
     assert real_data(None) is None
@@ -109,7 +109,7 @@ def test_quick_leaves_it_out(tmp_path: Path) -> None:
 
 def test_what_is_kept_is_not_run_again(tmp_path: Path, found: AscendraReal) -> None:
     (tmp_path / MEASUREMENT.file).write_bytes(msgspec.json.encode(found))
-    request = Request(root=tmp_path, jobs=1)
+    request = PaperRequest(root=tmp_path, jobs=1)
     assert MEASUREMENT.more_seconds(request) == 0.0
     assert MEASUREMENT.found(request, lambda line: None) == found
     assert MEASUREMENT.more_seconds(replace(request, root=tmp_path / "empty")) in (0.0, MEASUREMENT.seconds)
@@ -118,4 +118,4 @@ def test_what_is_kept_is_not_run_again(tmp_path: Path, found: AscendraReal) -> N
 def test_what_is_kept_must_be_such_runs(tmp_path: Path) -> None:
     (tmp_path / MEASUREMENT.file).write_text('{"hardware": 3}')
     with pytest.raises(RecordError, match=MEASUREMENT.file):
-        MEASUREMENT.found(Request(root=tmp_path, jobs=1), lambda line: None)
+        MEASUREMENT.found(PaperRequest(root=tmp_path, jobs=1), lambda line: None)

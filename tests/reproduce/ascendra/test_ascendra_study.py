@@ -7,9 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.ascendra.ablations import Further, Reasons
-from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, Scope
-from headway_reproduce.ascendra.findings import Findings, Overloads, Targets
+from headway_reproduce.ascendra.ablations import AscendraFurther, AscendraReasons
+from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, AscendraScope
+from headway_reproduce.ascendra.findings import AscendraFindings, Overloads, TargetFindings
 from headway_reproduce.ascendra.run import AscendraResult, PoolResult
 from headway_reproduce.ascendra.setting import (
     ASCENDRA,
@@ -22,12 +22,12 @@ from headway_reproduce.ascendra.setting import (
     UNCHANGED,
     VLLM_V0,
 )
-from headway_reproduce.ascendra.study import FILE, Ascendra
+from headway_reproduce.ascendra.study import FILE, AscendraStudy
 from headway_reproduce.study import read_kept
 
 from headway.errors import SimulationError
 from headway.lab.kept_runs import Kept
-from headway.lab.papers import Request
+from headway.lab.papers import PaperRequest
 from headway.results.study import Study
 
 REFERENCE_RPS = 10.0
@@ -79,10 +79,10 @@ def read(root: Path) -> Kept[AscendraRun, AscendraResult]:
     return read_kept(root, AscendraResult, FILE)
 
 
-def kept(root: Path, scope: Scope) -> Kept[AscendraRun, AscendraResult]:
+def kept(root: Path, scope: AscendraScope) -> Kept[AscendraRun, AscendraResult]:
     """Every run of a scope, done."""
     found = read(root)
-    findings = Findings(found, scope)
+    findings = AscendraFindings(found, scope)
     with found.adding() as add:
         for run in scope.reference_runs():
             add(run, result(run))
@@ -107,18 +107,20 @@ def quick_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def study(quick_root: Path) -> Study:
-    return Ascendra().reproduce(Request(root=quick_root, jobs=1, quick=True), never, lambda line: None)
+    return AscendraStudy().reproduce(
+        PaperRequest(root=quick_root, jobs=1, quick=True), never, lambda line: None
+    )
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> Findings:
-    return Findings(kept(tmp_path_factory.mktemp("full"), ALL), ALL)
+def full(tmp_path_factory: pytest.TempPathFactory) -> AscendraFindings:
+    return AscendraFindings(kept(tmp_path_factory.mktemp("full"), ALL), ALL)
 
 
 # ---- findings ------------------------------------------------------------------------------------------
 
 
-def test_the_rate_at_nine_in_ten_is_between_two_of_the_sweep(full: Findings) -> None:
+def test_the_rate_at_nine_in_ten_is_between_two_of_the_sweep(full: AscendraFindings) -> None:
     # Ascendra: 1.0 at 12 req/s and 0.8 at 13.
     assert full.rate_at_good(MAIN, ASCENDRA) == pytest.approx(12.5)
     assert full.capacity_rps() == pytest.approx(12.5)
@@ -126,7 +128,7 @@ def test_the_rate_at_nine_in_ten_is_between_two_of_the_sweep(full: Findings) -> 
     assert full.rate_gain(MAIN, SARATHI) == pytest.approx(12.5 / 8.5)
 
 
-def test_the_largest_gain_at_one_rate(full: Findings) -> None:
+def test_the_largest_gain_at_one_rate(full: AscendraFindings) -> None:
     # Of the loads 0.3 to 1.5, over sarathi: at 12 req/s all against 0.2, at 13 0.8 against none.
     assert full.largest_goodput_gain(MAIN, SARATHI) == pytest.approx(5.0)
     # Over vllm: at 14 0.6 against 0.4, at 15 0.4 against 0.2.
@@ -136,7 +138,7 @@ def test_the_largest_gain_at_one_rate(full: Findings) -> None:
 def test_where_the_sweep_does_not_pass_it_capacity_is_its_largest_rate(tmp_path: Path) -> None:
     scope = QUICK
     found = read(tmp_path)
-    findings = Findings(found, scope)
+    findings = AscendraFindings(found, scope)
     with found.adding() as add:
         for run in scope.reference_runs():
             add(run, result(run))
@@ -147,12 +149,12 @@ def test_where_the_sweep_does_not_pass_it_capacity_is_its_largest_rate(tmp_path:
 
 
 def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
-    findings = Findings(read(tmp_path), QUICK)
+    findings = AscendraFindings(read(tmp_path), QUICK)
     with pytest.raises(SimulationError, match=r"vllm has not been run for Mistral-7B/ShareGPT at 0 req/s"):
         findings.reference_rps(MAIN)
 
 
-def test_ratios_in_overload_are_over_the_best_of_the_three(full: Findings) -> None:
+def test_ratios_in_overload_are_over_the_best_of_the_three(full: AscendraFindings) -> None:
     # At capacity, 12.5: ascendra 0.9, vllm 0.7, vllm-v0 0.5, sarathi 0.1. Half of the others are dropped.
     first = Overloads(full.kept, full.scope).found()[0]
     assert (first.over, first.best) == (1.0, "vllm")
@@ -162,22 +164,24 @@ def test_ratios_in_overload_are_over_the_best_of_the_three(full: Findings) -> No
     assert first.over_best(first.late) == pytest.approx(0.1 / 0.3)
 
 
-def test_the_smallest_factor_of_those_who_go_by_targets_and_of_those_who_do_not(full: Findings) -> None:
+def test_the_smallest_factor_of_those_who_go_by_targets_and_of_those_who_do_not(
+    full: AscendraFindings,
+) -> None:
     # At 0.8 x 12.5 = 10 req/s Ascendra is within targets to 12 x factor: 0.8 at 0.75 and 1.0 at 10/12. Of the factors
     # tried 0.7 has 1 - 0.2 x 1.6 = 0.68 and 0.85 all: 0.9 at 0.7 + 0.15 x 22/32.
-    targets = Targets(full.kept, full.scope)
+    targets = TargetFindings(full.kept, full.scope)
     assert targets.least_scale(0.8, ASCENDRA) == pytest.approx(0.7 + 0.15 * 0.22 / 0.32)
     assert targets.least_scale(0.8, VLLM_V0) == pytest.approx(1.0)
 
 
-def test_a_change_is_made_for_everybody(full: Findings) -> None:
+def test_a_change_is_made_for_everybody(full: AscendraFindings) -> None:
     # At 11 req/s 1.0 and at 13 0.8: 0.9 at 12. 5 req/s less for 20 ms of the host's time: from 7 to 9 req/s 1.0 falls
     # to 0.6, and vllm-v0's from 5 to 7.
     [host] = [change for change in CHANGES if change.more_host_s]
     assert full.changed_rate(ASCENDRA, UNCHANGED, CHANGED_LOADS) == pytest.approx(12.0)
     assert full.changed_rate(ASCENDRA, host, CHANGED_LOADS) == pytest.approx(7.5)
     assert full.changed_rate(VLLM_V0, host, CHANGED_LOADS) == pytest.approx(5.5)
-    assert f"{host.name}: {7.5 / 5.5:.2f}" in Reasons(full.kept, full.scope).part().text[-1]
+    assert f"{host.name}: {7.5 / 5.5:.2f}" in AscendraReasons(full.kept, full.scope).part().text[-1]
 
 
 # ---- the study -----------------------------------------------------------------------------------------
@@ -246,14 +250,17 @@ def test_every_table_says_how_it_was_measured_and_has_its_columns(study: Study) 
     assert len(set(names)) == len(names)
 
 
-def test_the_whole_has_more_parts_than_the_quick_part(full: Findings, study: Study) -> None:
+def test_the_whole_has_more_parts_than_the_quick_part(full: AscendraFindings, study: Study) -> None:
     titles = {part.title for part in study.parts}
-    for part in (Reasons(full.kept, full.scope).choice_part(), Further(full.kept, full.scope).tails_part()):
+    for part in (
+        AscendraReasons(full.kept, full.scope).choice_part(),
+        AscendraFurther(full.kept, full.scope).tails_part(),
+    ):
         assert part is not None
         assert part.title not in titles
         for table in part.tables:
             assert all(len(row) == len(table.headings) for row in table.rows), table.name
-    assert [table.name for table in Reasons(full.kept, full.scope).part().tables] == ["reasons"]
+    assert [table.name for table in AscendraReasons(full.kept, full.scope).part().tables] == ["reasons"]
     assert not {"reasons", "lp-tokens", "figure-2"} & {table.name for table in study.tables}
 
 
@@ -267,7 +274,7 @@ def test_the_reasons_are_read_from_the_runs(study: Study) -> None:
 
 
 def test_what_is_done_is_not_done_again(quick_root: Path) -> None:
-    size = Ascendra().size(Request(root=quick_root, jobs=2, quick=True))
+    size = AscendraStudy().size(PaperRequest(root=quick_root, jobs=2, quick=True))
     assert size.runs == size.kept == QUICK.num_runs()
     assert size.seconds == 0
 
@@ -275,16 +282,16 @@ def test_what_is_done_is_not_done_again(quick_root: Path) -> None:
 def test_size_counts_what_is_kept_phase_by_phase(tmp_path: Path) -> None:
     scope = QUICK
     found = read(tmp_path)
-    request = Request(root=tmp_path, jobs=1, quick=True)
-    assert Ascendra().size(request).kept == 0
+    request = PaperRequest(root=tmp_path, jobs=1, quick=True)
+    assert AscendraStudy().size(request).kept == 0
     with found.adding() as add:
         for run in scope.reference_runs():
             add(run, result(run))
-        assert Ascendra().size(request).kept == 2
-        sweep = scope.sweep_runs(Findings(found, scope).reference_rps)
+        assert AscendraStudy().size(request).kept == 2
+        sweep = scope.sweep_runs(AscendraFindings(found, scope).reference_rps)
         for run in sweep[:5]:
             add(run, result(run))
-    assert Ascendra().size(request).kept == 7
+    assert AscendraStudy().size(request).kept == 7
 
 
 def test_all_baselines_are_in_every_comparison(study: Study) -> None:

@@ -23,8 +23,8 @@ from headway_reproduce.fastserve.setting import (
     SMALL,
     TODAY,
     VARIATIONS,
-    Place,
-    Point,
+    CapacityPoint,
+    FastServePoint,
     gpt_175b,
     loaded,
     with_quantum,
@@ -37,12 +37,12 @@ from headway.predict.models.known_models import model_shape
 from headway.traces import NAMED_LAWS, load_trace
 
 
-def ten(place: Place) -> float:
+def ten(place: CapacityPoint) -> float:
     """Every place gets through 10 requests a second."""
     return 10.0
 
 
-def point(load: float = 0.9, cv: float = 1.0) -> Point:
+def point(load: float = 0.9, cv: float = 1.0) -> FastServePoint:
     return loaded(END_TO_END, load, ten, cv=cv)
 
 
@@ -84,7 +84,7 @@ def test_a_point_is_two_thousand_jobs_at_its_rate() -> None:
 
 
 def test_sharegpt_prompts_are_cut_where_the_released_code_drops_them() -> None:
-    requests = load_trace(Point(machine=RELEASED, lengths=SHAREGPT, rate_rps=2.0).trace())
+    requests = load_trace(FastServePoint(machine=RELEASED, lengths=SHAREGPT, rate_rps=2.0).trace())
     assert len(requests) == 400
     assert max(request.input_tokens for request in requests) <= 1024
     assert NAMED_LAWS["sharegpt-1024"].output == NAMED_LAWS["sharegpt"].output
@@ -94,7 +94,7 @@ def test_sharegpt_prompts_are_cut_where_the_released_code_drops_them() -> None:
 def test_who_runs_all_residents_has_a_batch_for_each_stage() -> None:
     assert point().run(ORCA, 0).micro_batches
     assert not point().run(FASTSERVE, 0).micro_batches
-    assert not Point(machine=SINGLE, lengths=zipf(1.1)).run(ORCA, 0).micro_batches
+    assert not FastServePoint(machine=SINGLE, lengths=zipf(1.1)).run(ORCA, 0).micro_batches
 
 
 # ---- what is run ---------------------------------------------------------------------------------------

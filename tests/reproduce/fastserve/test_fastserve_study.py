@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.fastserve.ablations import Further, Scheduler
-from headway_reproduce.fastserve.end_to_end import EndToEnd, Findings, sensitivity
+from headway_reproduce.fastserve.ablations import FastServeFurther, Scheduler
+from headway_reproduce.fastserve.end_to_end import EndToEnd, FastServeFindings, sensitivity
 from headway_reproduce.fastserve.setting import (
     ALL,
     AXES,
@@ -21,7 +21,7 @@ from headway_reproduce.fastserve.setting import (
     QUICK,
     REACTIVE,
     SINGLE,
-    Scope,
+    FastServeScope,
     loaded,
 )
 from headway_reproduce.fastserve.study import REAL_PLAN, FastServe
@@ -32,7 +32,7 @@ from headway_reproduce.study_runs import KeptRuns, Meter, RunResult, StudyRun
 
 from headway.core.record import Outcome
 from headway.errors import SimulationError
-from headway.lab.papers import Request
+from headway.lab.papers import PaperRequest
 from headway.results import summarize
 from headway.results.study import Study
 from tests.results.examples import make, unfinished
@@ -56,23 +56,23 @@ def result(run: StudyRun) -> RunResult:
     return RunResult(summary=summarize(records), end_s=end_s, steps=100, meter=meter)
 
 
-def kept(root: Path, scope: Scope) -> KeptRuns:
+def kept(root: Path, scope: FastServeScope) -> KeptRuns:
     """Every run of a scope, done."""
     found: KeptRuns = read_kept(root, RunResult)
     with found.adding() as add:
         for run in scope.capacity_runs():
             add(run, result(run))
-        for run in scope.loaded_runs(Findings(found, scope).capacity_rps):
+        for run in scope.loaded_runs(FastServeFindings(found, scope).capacity_rps):
             add(run, result(run))
     return found
 
 
-def ends(found: Findings) -> EndToEnd:
+def ends(found: FastServeFindings) -> EndToEnd:
     return EndToEnd(found.kept, found.scope)
 
 
-def further(found: Findings) -> Further:
-    return Further(found.kept, found.scope)
+def further(found: FastServeFindings) -> FastServeFurther:
+    return FastServeFurther(found.kept, found.scope)
 
 
 def never() -> None:
@@ -88,7 +88,7 @@ def quick_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def study(quick_root: Path) -> Study:
-    return FastServe().reproduce(Request(root=quick_root, jobs=1, quick=True), never, lambda line: None)
+    return FastServe().reproduce(PaperRequest(root=quick_root, jobs=1, quick=True), never, lambda line: None)
 
 
 @pytest.fixture(scope="module")
@@ -108,19 +108,19 @@ def full_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def full(full_root: Path) -> Findings:
-    return Findings(read_kept(full_root, RunResult), ALL)
+def full(full_root: Path) -> FastServeFindings:
+    return FastServeFindings(read_kept(full_root, RunResult), ALL)
 
 
 # ---- findings ------------------------------------------------------------------------------------------
 
 
-def test_capacity_is_what_orca_gets_through_in_the_mean(full: Findings) -> None:
+def test_capacity_is_what_orca_gets_through_in_the_mean(full: FastServeFindings) -> None:
     # 2 requests in 12, 13 and 14 s.
     assert full.capacity_rps(END_TO_END) == pytest.approx((2 / 12 + 2 / 13 + 2 / 14) / 3)
 
 
-def test_gains_are_taken_seed_by_seed(full: Findings) -> None:
+def test_gains_are_taken_seed_by_seed(full: FastServeFindings) -> None:
     # Seconds of five seeds: 12 to 16 over 6 to 10.
     point = loaded(END_TO_END, 0.9, full.capacity_rps)
     expected = sum((12 + seed) / (6 + seed) for seed in range(5)) / 5
@@ -133,14 +133,14 @@ def test_sensitivity_is_most_over_least() -> None:
 
 
 def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
-    findings = Findings(read_kept(tmp_path, RunResult), QUICK)
+    findings = FastServeFindings(read_kept(tmp_path, RunResult), QUICK)
     with pytest.raises(SimulationError, match=r"orca has not been run at GPT-175B, 16 GPUs.*all at once"):
         findings.capacity_rps(END_TO_END)
 
 
 def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
     scope = QUICK
-    findings = Findings(kept(tmp_path, scope), scope)
+    findings = FastServeFindings(kept(tmp_path, scope), scope)
     point = loaded(END_TO_END, 0.9, findings.capacity_rps)
     run = point.run(ORCA, 0)
     lost = unfinished("c", Outcome.FAILED, 0.0, 1.0)
@@ -216,7 +216,7 @@ def test_reasons_are_read_from_the_runs(study: Study) -> None:
     assert "Not run: --quick leaves it out." in said
 
 
-def test_what_quick_leaves_out_belongs_to_the_whole(study: Study, full: Findings) -> None:
+def test_what_quick_leaves_out_belongs_to_the_whole(study: Study, full: FastServeFindings) -> None:
     titles = {part.title for part in study.parts}
     for part in (ends(full).shortfall(), further(full).scale_part(), further(full).per_token_part()):
         assert part is not None
@@ -225,7 +225,7 @@ def test_what_quick_leaves_out_belongs_to_the_whole(study: Study, full: Findings
 
 
 def test_the_whole_has_all_parts_and_runs_nothing_again(full_root: Path) -> None:
-    study = FastServe().reproduce(Request(root=full_root, jobs=1), never, lambda line: None)
+    study = FastServe().reproduce(PaperRequest(root=full_root, jobs=1), never, lambda line: None)
     names = {table.name for table in study.tables}
     assert {"headline", "shortfall", "fig10-quanta", "orders", "fig11-rate", "fig11-cv", "slots"} < names
     assert {"peak-kv", "scale", "per-token", "real-engine"} < names
@@ -235,7 +235,7 @@ def test_the_whole_has_all_parts_and_runs_nothing_again(full_root: Path) -> None
     assert study.data["peak_kv_vs_fcfs"] == 3.0
 
 
-def test_the_curve_per_token_has_the_notebooks_numbers(full: Findings) -> None:
+def test_the_curve_per_token_has_the_notebooks_numbers(full: FastServeFindings) -> None:
     part = further(full).per_token_part()
     assert part is not None
     [table] = part.tables
@@ -246,7 +246,7 @@ def test_the_curve_per_token_has_the_notebooks_numbers(full: Findings) -> None:
     assert next(row for row in table.rows if row[0] == "1")[2] is None
 
 
-def test_reasons_for_gaps_are_read_from_the_runs(full: Findings) -> None:
+def test_reasons_for_gaps_are_read_from_the_runs(full: FastServeFindings) -> None:
     part = ends(full).shortfall()
     assert part is not None
     # Every run of three seeds or five: 12 over 6 s and so on, whatever is changed.
@@ -261,7 +261,7 @@ def test_reasons_for_gaps_are_read_from_the_runs(full: Findings) -> None:
     ]
 
 
-def test_machines_grow_by_a_node(full: Findings) -> None:
+def test_machines_grow_by_a_node(full: FastServeFindings) -> None:
     part = further(full).scale_part()
     assert part is not None
     assert [row[:2] for row in part.tables[0].rows] == [
@@ -273,13 +273,13 @@ def test_machines_grow_by_a_node(full: Findings) -> None:
 
 
 def test_everything_kept_leaves_nothing_to_run(quick_root: Path) -> None:
-    size = FastServe().size(Request(root=quick_root, jobs=2, quick=True))
+    size = FastServe().size(PaperRequest(root=quick_root, jobs=2, quick=True))
     assert (size.kept, size.seconds) == (size.runs, 0.0)
 
 
 def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path) -> None:
-    quick = FastServe().size(Request(root=tmp_path, jobs=2, quick=True))
-    everything = FastServe().size(Request(root=tmp_path, jobs=2))
+    quick = FastServe().size(PaperRequest(root=tmp_path, jobs=2, quick=True))
+    everything = FastServe().size(PaperRequest(root=tmp_path, jobs=2))
     assert quick.kept == everything.kept == 0
     assert 10 < quick.seconds < 120 < everything.seconds < 40 * 60
 
@@ -287,9 +287,9 @@ def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path) -> None:
 def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
     scope = QUICK
     found = kept(tmp_path, scope)
-    assert FCFS in {run.policy for run in scope.loaded_runs(Findings(found, scope).capacity_rps)}
+    assert FCFS in {run.policy for run in scope.loaded_runs(FastServeFindings(found, scope).capacity_rps)}
     assert SINGLE.model in {run.model for run in scope.capacity_runs()}
     lines = (tmp_path / "runs.jsonl").read_bytes().splitlines(keepends=True)
     (tmp_path / "runs.jsonl").write_bytes(b"".join(lines[:-3]))
-    size = FastServe().size(Request(root=tmp_path, jobs=2, quick=True))
+    size = FastServe().size(PaperRequest(root=tmp_path, jobs=2, quick=True))
     assert size.runs - size.kept == 3

@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from headway_reproduce.magnus.cells import Change, MagnusRun
+from headway_reproduce.magnus.cells import MagnusChange, MagnusRun
 from headway_reproduce.magnus.data import DataSource, drawn_rows, find_data, load_tasks, task_requests
 from headway_reproduce.magnus.engine import BatchTimes
 from headway_reproduce.magnus.setting import ABP, CCB, GLP, LEARN_EVERY_S, MAGNUS, POLICIES, TODAY, VS
-from headway_reproduce.magnus.simulation import Forecasts, MagnusResult, simulate_magnus
+from headway_reproduce.magnus.simulation import MagnusForecasts, MagnusResult, simulate_magnus
 from headway_reproduce.magnus.study import FILE
 from headway_reproduce.study import read_kept
 
@@ -86,13 +86,15 @@ def test_a_run_repeats(source: DataSource, results: dict[str, MagnusResult]) -> 
 
 
 def test_true_lengths_are_never_wrong(source: DataSource) -> None:
-    run = MagnusRun(source=source, policy=MAGNUS, seed=0, rate_rps=40.0, change=Change(true_lengths=True))
+    run = MagnusRun(
+        source=source, policy=MAGNUS, seed=0, rate_rps=40.0, change=MagnusChange(true_lengths=True)
+    )
     found = simulate_magnus(run)
     assert (found.length_rmse, found.oom, found.refits) == (0.0, 0, 0)
 
 
 def test_batches_can_be_kept_small(source: DataSource) -> None:
-    run = MagnusRun(source=source, policy=MAGNUS, seed=0, rate_rps=40.0, change=Change(max_batch=2))
+    run = MagnusRun(source=source, policy=MAGNUS, seed=0, rate_rps=40.0, change=MagnusChange(max_batch=2))
     size = simulate_magnus(run).mean_batch
     assert size is not None
     assert size <= 2
@@ -101,7 +103,7 @@ def test_batches_can_be_kept_small(source: DataSource) -> None:
 def test_an_engine_without_its_overhead_is_faster(
     source: DataSource, results: dict[str, MagnusResult]
 ) -> None:
-    run = MagnusRun(source=source, policy=VS, seed=0, rate_rps=40.0, change=Change(overhead=False))
+    run = MagnusRun(source=source, policy=VS, seed=0, rate_rps=40.0, change=MagnusChange(overhead=False))
     assert simulate_magnus(run).mean_rt_s < results[VS].mean_rt_s
 
 
@@ -129,7 +131,7 @@ def test_rows_that_lie_elsewhere_are_the_same_run(source: DataSource, tmp_path: 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"policy": ABP}, {"seed": 1}, {"rate_rps": 2.0}, {"phi": 1}, {"change": Change(learns=False)}],
+    [{"policy": ABP}, {"seed": 1}, {"rate_rps": 2.0}, {"phi": 1}, {"change": MagnusChange(learns=False)}],
 )
 def test_whatever_decides_a_run_tells_it_apart(source: DataSource, changed: dict[str, object]) -> None:
     run = MagnusRun(source=source, policy=MAGNUS, seed=0, rate_rps=1.0)
@@ -145,7 +147,7 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 # ---- lengths -------------------------------------------------------------------------------------------
 
 
-def served(source: DataSource, forecasts: Forecasts, number: int, now_s: float) -> float:
+def served(source: DataSource, forecasts: MagnusForecasts, number: int, now_s: float) -> float:
     """Predict a request and let it end at once; what was predicted."""
     row = drawn_rows(source, 0)[number].row
     request = TraceRequest(str(number), now_s, row.prompt_tokens, row.output_tokens)
@@ -162,13 +164,13 @@ def served(source: DataSource, forecasts: Forecasts, number: int, now_s: float) 
 
 
 def test_predictions_are_whole_and_within_the_limit(source: DataSource) -> None:
-    forecasts = Forecasts(source, 0)
+    forecasts = MagnusForecasts(source, 0)
     found = [forecasts.estimate(request).tokens for request in task_requests(source, 0, 1.0)[:50]]
     assert all(tokens == int(tokens) and 1 <= tokens <= 1024 for tokens in found)
 
 
 def test_bad_predictions_are_learned_from_every_three_minutes(source: DataSource) -> None:
-    forecasts = Forecasts(source, 0)
+    forecasts = MagnusForecasts(source, 0)
     for number in range(20):
         served(source, forecasts, number, 1.0)
     served(source, forecasts, 20, LEARN_EVERY_S - 1)
@@ -178,7 +180,7 @@ def test_bad_predictions_are_learned_from_every_three_minutes(source: DataSource
 
 
 def test_good_predictions_are_not_learned_from(source: DataSource) -> None:
-    forecasts = Forecasts(source, 0)
+    forecasts = MagnusForecasts(source, 0)
     [first, later] = task_requests(source, 0, 1.0)[:2]
     tokens = forecasts.estimate(first).tokens
     forecasts.ended(make(first.id, output_tokens=int(tokens) + 9, predicted_output_tokens=tokens))
@@ -189,7 +191,7 @@ def test_good_predictions_are_not_learned_from(source: DataSource) -> None:
 
 
 def test_who_does_not_learn_never_fits_again(source: DataSource) -> None:
-    forecasts = Forecasts(source, 0, learns=False)
+    forecasts = MagnusForecasts(source, 0, learns=False)
     first = served(source, forecasts, 0, 0.0)
     assert served(source, forecasts, 0, 100 * LEARN_EVERY_S) == first
     assert forecasts.refits == 0
@@ -197,7 +199,7 @@ def test_who_does_not_learn_never_fits_again(source: DataSource) -> None:
 
 def test_the_training_rows_are_what_it_starts_from(source: DataSource) -> None:
     # Answers of these rows grow with their inputs, by a word for two.
-    forecasts = Forecasts(source, 0)
+    forecasts = MagnusForecasts(source, 0)
     requests = task_requests(source, 0, 1.0)
     tokens = {request.id: forecasts.estimate(request).tokens for request in requests}
     short = [tokens[request.id] for request in requests if request.output_tokens < 8]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.magnus.accuracy import Accuracy, Errors, SetAccuracy, accuracy
-from headway_reproduce.magnus.cells import QUICK_LOADS, MagnusRun, Point, Scope
+from headway_reproduce.magnus.accuracy import Accuracy, LengthErrors, SetAccuracy, accuracy
+from headway_reproduce.magnus.cells import QUICK_LOADS, MagnusPoint, MagnusRun, MagnusScope
 from headway_reproduce.magnus.data import DataSource, data_digest, find_data
-from headway_reproduce.magnus.findings import GAINS, KEYS, Findings, Rates
+from headway_reproduce.magnus.findings import GAINS, KEYS, MagnusFindings, MagnusRates
 from headway_reproduce.magnus.real import MEASUREMENT
 from headway_reproduce.magnus.real import POLICIES as REAL_POLICIES
-from headway_reproduce.magnus.reasons import Reasons
+from headway_reproduce.magnus.reasons import MagnusReasons
 from headway_reproduce.magnus.setting import (
     ABP,
     CCB,
@@ -36,7 +36,7 @@ from headway_reproduce.study import read_kept
 
 from headway.errors import ConfigError, RecordError, SimulationError
 from headway.lab.kept_runs import Kept
-from headway.lab.papers import Request
+from headway.lab.papers import PaperRequest
 from headway.results import summarize
 from headway.results.study import Study
 from tests.reproduce.magnus.magnus_rows import write_rows
@@ -84,7 +84,7 @@ ACCURACY = Accuracy(
             deviation_tokens=20.0,
             correlation=0.9,
             errors=tuple(
-                Errors(way=way, rmse=rmse, mae=rmse / 2, tau=0.5)
+                LengthErrors(way=way, rmse=rmse, mae=rmse / 2, tau=0.5)
                 for way, rmse in zip(
                     (
                         "magnus",
@@ -106,13 +106,13 @@ def read(root: Path) -> Kept[MagnusRun, MagnusResult]:
     return read_kept(root, MagnusResult, FILE)
 
 
-def keep_all(root: Path, scope: Scope) -> None:
+def keep_all(root: Path, scope: MagnusScope) -> None:
     """Every run of a scope, done, and the accuracy."""
     kept = read(root)
     with kept.adding() as add:
         for run in scope.capacity_runs():
             add(run, result(run))
-        for run in scope.loaded_runs(Findings(kept, scope).capacity_rps):
+        for run in scope.loaded_runs(MagnusFindings(kept, scope).capacity_rps):
             add(run, result(run))
     name = f"magnus-accuracy{'-quick' if scope.quick else ''}.json"
     accuracy_of_rows = msgspec.structs.replace(ACCURACY, data=data_digest(scope.source))
@@ -136,13 +136,13 @@ def source(data: Path) -> DataSource:
 @pytest.fixture(scope="module")
 def quick_root(source: DataSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("quick")
-    keep_all(root, Scope(source=source, quick=True))
+    keep_all(root, MagnusScope(source=source, quick=True))
     return root
 
 
 @pytest.fixture(scope="module")
 def study(quick_root: Path, data: Path) -> Study:
-    request = Request(root=quick_root, jobs=1, quick=True, data=data)
+    request = PaperRequest(root=quick_root, jobs=1, quick=True, data=data)
     return Magnus().reproduce(request, never, lambda line: None)
 
 
@@ -153,14 +153,14 @@ def plain(study: Study) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def findings(quick_root: Path, source: DataSource) -> Findings:
-    return Findings(read(quick_root), Scope(source=source, quick=True))
+def findings(quick_root: Path, source: DataSource) -> MagnusFindings:
+    return MagnusFindings(read(quick_root), MagnusScope(source=source, quick=True))
 
 
 @pytest.fixture(scope="module")
 def full_root(source: DataSource, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("full")
-    keep_all(root, Scope(source=source))
+    keep_all(root, MagnusScope(source=source))
     runs = RealRuns(
         hardware="2 x abacus",
         requests=2,
@@ -176,9 +176,9 @@ def full_root(source: DataSource, tmp_path_factory: pytest.TempPathFactory) -> P
 # ---- gains ---------------------------------------------------------------------------------------------
 
 
-def test_gains_by_hand(findings: Findings) -> None:
+def test_gains_by_hand(findings: MagnusFindings) -> None:
     # At 4 times 10 req/s: 36 against 20 and 10; 6 s against 10 and 20; 720 tokens/s against 200 and 200.
-    point = Point(load=4.0)
+    point = MagnusPoint(load=4.0)
     assert findings.gain(point, MAGNUS, CCB, GAINS["throughput"]) == pytest.approx(0.8)
     assert findings.gain(point, MAGNUS, VS, GAINS["throughput"]) == pytest.approx(2.6)
     assert findings.gain(point, MAGNUS, CCB, GAINS["mean_rt_cut"]) == pytest.approx(0.4)
@@ -198,8 +198,10 @@ def test_ranges_are_over_all_baselines_and_rates(plain: dict[str, object]) -> No
     }
 
 
-def test_overloaded_is_where_no_baseline_can_follow(findings: Findings, plain: dict[str, object]) -> None:
-    assert Rates(findings.kept, findings.scope).overloaded() == [Point(load=4.0)]
+def test_overloaded_is_where_no_baseline_can_follow(
+    findings: MagnusFindings, plain: dict[str, object]
+) -> None:
+    assert MagnusRates(findings.kept, findings.scope).overloaded() == [MagnusPoint(load=4.0)]
     ranges = plain["gain_range_where_all_are_overloaded"]
     assert isinstance(ranges, dict)
     assert ranges["throughput"] == [0.8, 2.6]
@@ -301,19 +303,19 @@ def test_the_toys_row_of_the_paper(study: Study) -> None:
 
 
 def test_what_did_not_finish_is_said(source: DataSource, tmp_path: Path) -> None:
-    scope = Scope(source=source, quick=True)
+    scope = MagnusScope(source=source, quick=True)
     keep_all(tmp_path, scope)
-    findings = Findings(read(tmp_path), scope)
-    run = scope.run(Point(load=4.0), MAGNUS, 0, findings.capacity_rps)
+    findings = MagnusFindings(read(tmp_path), scope)
+    run = scope.run(MagnusPoint(load=4.0), MAGNUS, 0, findings.capacity_rps)
     with findings.kept.adding() as add:
         add(run, replace(result(run), finished=98))
-    [said] = findings.unfinished([Point(load=4.0)], [MAGNUS, VS])
+    [said] = findings.unfinished([MagnusPoint(load=4.0)], [MAGNUS, VS])
     assert said.startswith("magnus at 4 of vs's capacity")
     assert "did not finish: 2" in said
 
 
 def test_a_run_that_was_not_made_is_an_error(source: DataSource, tmp_path: Path) -> None:
-    findings = Findings(read(tmp_path), Scope(source=source, quick=True))
+    findings = MagnusFindings(read(tmp_path), MagnusScope(source=source, quick=True))
     with pytest.raises(SimulationError, match="vs has not been run at all at once"):
         findings.capacity_rps()
 
@@ -322,9 +324,9 @@ def test_a_run_that_was_not_made_is_an_error(source: DataSource, tmp_path: Path)
 
 
 def test_quick_runs_are_some_of_all(source: DataSource) -> None:
-    quick, everything = Scope(source=source, quick=True), Scope(source=source)
+    quick, everything = MagnusScope(source=source, quick=True), MagnusScope(source=source)
 
-    def runs(scope: Scope) -> set[MagnusRun]:
+    def runs(scope: MagnusScope) -> set[MagnusRun]:
         return {*scope.capacity_runs(), *scope.loaded_runs(lambda change: 10.0)}
 
     assert runs(quick) < runs(everything)
@@ -332,7 +334,7 @@ def test_quick_runs_are_some_of_all(source: DataSource) -> None:
 
 
 def test_everybody_is_run_at_every_rate_of_the_paper(source: DataSource) -> None:
-    scope = Scope(source=source)
+    scope = MagnusScope(source=source)
     runs = scope.loaded_runs(lambda change: 10.0)
     for policy in (*POLICIES, TODAY):
         rates = {run.rate_rps for run in runs if run.policy == policy and run.seed == 0}
@@ -340,27 +342,27 @@ def test_everybody_is_run_at_every_rate_of_the_paper(source: DataSource) -> None
 
 
 def test_the_sweep_has_a_seed_that_nothing_else_has(source: DataSource) -> None:
-    runs = Scope(source=source).loaded_runs(lambda change: 10.0)
+    runs = MagnusScope(source=source).loaded_runs(lambda change: 10.0)
     assert {run.policy for run in runs if run.seed == PHI_SEED} == {MAGNUS}
     assert {run.phi for run in runs if run.seed == PHI_SEED} == set(PHIS)
     assert {run.phi for run in runs if run.seed != PHI_SEED} == {PHI}
 
 
 def test_everything_kept_leaves_nothing_to_run(quick_root: Path, data: Path) -> None:
-    size = Magnus().size(Request(root=quick_root, jobs=2, quick=True, data=data))
+    size = Magnus().size(PaperRequest(root=quick_root, jobs=2, quick=True, data=data))
     assert (size.kept, size.seconds) == (size.runs, 0.0)
 
 
 def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path, data: Path) -> None:
     pytest.importorskip("lightgbm", reason="without it nothing is begun")
-    quick = Magnus().size(Request(root=tmp_path, jobs=2, quick=True, data=data))
-    everything = Magnus().size(Request(root=tmp_path, jobs=2, data=data))
+    quick = Magnus().size(PaperRequest(root=tmp_path, jobs=2, quick=True, data=data))
+    everything = Magnus().size(PaperRequest(root=tmp_path, jobs=2, data=data))
     assert quick.kept == everything.kept == 0
     assert 10 < quick.seconds < 120 < everything.seconds < 40 * 60
 
 
 def test_the_whole_has_all_parts_and_runs_nothing_again(full_root: Path, data: Path) -> None:
-    study = Magnus().reproduce(Request(root=full_root, jobs=1, data=data), never, lambda line: None)
+    study = Magnus().reproduce(PaperRequest(root=full_root, jobs=1, data=data), never, lambda line: None)
     names = {table.name for table in study.tables}
     assert {"headline", "rates", "ablation", "phi", "toy", "reasons", "vs-vllm-today", "accuracy"} < names
     assert study.data["cells_run"] == study.data["cells_total"]
@@ -371,12 +373,12 @@ def test_the_whole_has_all_parts_and_runs_nothing_again(full_root: Path, data: P
 
 
 def test_reasons_are_gains_with_one_thing_changed(full_root: Path, source: DataSource) -> None:
-    found = Reasons(read(full_root), Scope(source=source))
+    found = MagnusReasons(read(full_root), MagnusScope(source=source))
     part = found.part()
     assert part is not None
     assert part.text[0].startswith("Over vs at load 4: +260% requests/s and -70% response time as it stands;")
     assert [row[0] for row in part.tables[0].rows[:3]] == ["as it stands", "as it stands", "true lengths"]
-    assert Reasons(found.kept, Scope(source=source, quick=True)).part() is None
+    assert MagnusReasons(found.kept, MagnusScope(source=source, quick=True)).part() is None
 
 
 def test_without_lightgbm_nothing_is_begun(
@@ -384,7 +386,7 @@ def test_without_lightgbm_nothing_is_begun(
 ) -> None:
     monkeypatch.setitem(sys.modules, "lightgbm", None)
     with pytest.raises(ConfigError, match=r"accepted: pip install 'headway\[predict\]'"):
-        Magnus().size(Request(root=tmp_path, jobs=1, quick=True, data=data))
+        Magnus().size(PaperRequest(root=tmp_path, jobs=1, quick=True, data=data))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -393,7 +395,7 @@ def test_without_lightgbm_nothing_is_begun(
 
 def test_accuracy_is_measured_once_and_kept(source: DataSource, data: Path, tmp_path: Path) -> None:
     pytest.importorskip("lightgbm", reason="lengths are learned through LightGBM")
-    request = Request(root=tmp_path, jobs=1, quick=True, data=data)
+    request = PaperRequest(root=tmp_path, jobs=1, quick=True, data=data)
     told: list[str] = []
     found = accuracy(request, source, told.append)
     assert [each.name for each in found.sets][:3] == ["all tasks", "MT en-zh", "MT zh-en"]
@@ -408,4 +410,4 @@ def test_accuracy_is_measured_once_and_kept(source: DataSource, data: Path, tmp_
 def test_accuracy_that_cannot_be_read_is_refused(source: DataSource, tmp_path: Path) -> None:
     (tmp_path / "magnus-accuracy-quick.json").write_text("{")
     with pytest.raises(RecordError, match=r"magnus-accuracy-quick.json"):
-        accuracy(Request(root=tmp_path, jobs=1, quick=True), source, lambda line: None)
+        accuracy(PaperRequest(root=tmp_path, jobs=1, quick=True), source, lambda line: None)

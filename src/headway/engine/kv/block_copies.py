@@ -22,7 +22,7 @@ _TIMES_A_COPY = 512
 """So many times its own bytes displace a copy, without a wait for those of a few; a KV block has 10^5 and more."""
 
 
-class Direction(StrEnum):
+class CopyDirection(StrEnum):
     """Which way blocks are copied."""
 
     TO_HOST = "to_host"
@@ -33,7 +33,7 @@ class Direction(StrEnum):
 class TimedCopy:
     """One size of copy: bytes of all workers together, seconds of the slowest."""
 
-    direction: Direction
+    direction: CopyDirection
     num_bytes: int
     seconds: float
 
@@ -54,7 +54,9 @@ def measure_copies(on_workers: OnWorkers, num_blocks: int) -> list[TimedCopy]:
             "the engine keeps no KV cache in blocks; only models with full attention can be profiled"
         )
     return [
-        TimedCopy(Direction(direction), sum(size for size, _ in found), max(seconds for _, seconds in found))
+        TimedCopy(
+            CopyDirection(direction), sum(size for size, _ in found), max(seconds for _, seconds in found)
+        )
         for (direction, _), found in sorted(by_size.items())
     ]
 
@@ -88,7 +90,7 @@ def _layers(caches: Sequence[Any], num_blocks: int) -> Iterator[tuple[Any, int]]
 
 def _time_both_ways(
     layers: Sequence[tuple[Any, int]], count: int, num_blocks: int
-) -> Iterator[tuple[Direction, int, float]]:
+) -> Iterator[tuple[CopyDirection, int, float]]:
     """Median seconds of a copy of `count` blocks, spread over the pool, to the host and back again."""
     import torch
 
@@ -117,7 +119,7 @@ def _time_both_ways(
     num_bytes = sum(part.nbytes for part in host)
     elsewhere = torch.zeros(min(_CACHES_BYTES, _TIMES_A_COPY * num_bytes), dtype=torch.uint8)
     clock = _cuda_seconds if pinned else partial(_host_seconds, elsewhere)
-    for direction, copy in ((Direction.TO_HOST, save), (Direction.TO_DEVICE, restore)):
+    for direction, copy in ((CopyDirection.TO_HOST, save), (CopyDirection.TO_DEVICE, restore)):
         copy()  # the first one pays for allocations
         times = sorted(clock(copy) for _ in range(REPETITIONS))
         yield direction, num_bytes, times[len(times) // 2]

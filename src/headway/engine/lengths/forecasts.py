@@ -42,7 +42,7 @@ class Errors(NamedTuple):
     pinball_tokens: float
 
 
-class Refusal(StrEnum):
+class NoForecast(StrEnum):
     """Why a request has no prediction: too little is known yet, the predictor raised, or too many requests wait."""
 
     UNKNOWN = "unknown"
@@ -70,7 +70,7 @@ class LengthMetrics:
         self._api_server = str(api_server)
         for name in _COUNTERS:
             self._grow(name, 0)
-        for reason in Refusal:
+        for reason in NoForecast:
             _counter("headway_length_refusals", "reason").labels(self._api_server, reason)
 
     def predicted(self, seconds: float) -> None:
@@ -78,7 +78,7 @@ class LengthMetrics:
         self._grow("headway_length_predictions", 1)
         self._grow("headway_length_prediction_seconds", seconds)
 
-    def refused(self, reason: Refusal) -> None:
+    def refused(self, reason: NoForecast) -> None:
         """A request got none."""
         _counter("headway_length_refusals", "reason").labels(self._api_server, reason).inc()
 
@@ -110,7 +110,7 @@ WINDOW_ANSWERS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class ForecastArrival:
     """A request between its arrival and its end: what was known of it, and what of its length was predicted."""
 
     forecasts: Forecasts
@@ -144,19 +144,19 @@ class Forecasts:
             self._failed("reading")
             return None
 
-    def arrive(self, facts: RequestFacts) -> Arrival:
+    def arrive(self, facts: RequestFacts) -> ForecastArrival:
         """The request with its prediction; without one where there is none to be had."""
-        return Arrival(self, facts, None if self._closed else self._predict(facts))
+        return ForecastArrival(self, facts, None if self._closed else self._predict(facts))
 
     def refuse(self) -> None:
         """Count a request that gets no prediction, since too many wait for one."""
-        self._metrics.refused(Refusal.BUSY)
+        self._metrics.refused(NoForecast.BUSY)
 
-    def unpredicted(self, facts: RequestFacts) -> Arrival:
+    def unpredicted(self, facts: RequestFacts) -> ForecastArrival:
         """A request whose client says itself how long its answer will be: it teaches, and is not predicted."""
-        return Arrival(self, facts, None)
+        return ForecastArrival(self, facts, None)
 
-    def ended(self, arrival: Arrival, output_tokens: int) -> None:
+    def ended(self, arrival: ForecastArrival, output_tokens: int) -> None:
         """Learn from an answer that has ended by itself, or at its limit."""
         if self._closed:
             return
@@ -184,10 +184,10 @@ class Forecasts:
                 estimate = within_limit(estimate, facts.max_output_tokens)
         except Exception:
             self._failed("predicting")
-            self._metrics.refused(Refusal.FAILED)
+            self._metrics.refused(NoForecast.FAILED)
             return None
         if estimate is None:
-            self._metrics.refused(Refusal.UNKNOWN)
+            self._metrics.refused(NoForecast.UNKNOWN)
         else:
             self._metrics.predicted(time.perf_counter() - started)
         return estimate

@@ -13,12 +13,12 @@ from typing import Any
 
 from headway.core.hints import LENGTH, length_hints
 from headway.core.length_estimate import LengthEstimate
-from headway.engine.lengths.forecasts import Arrival
+from headway.engine.lengths.forecasts import ForecastArrival
 from headway.engine.lengths.service import LengthService, facts_of, open_service
 from headway.engine.servers.launcher import reason_left
 from headway.engine.vllm.plugin import is_headways
 
-_ARRIVING: ContextVar[Arrival | None] = ContextVar("headway_arriving", default=None)
+_ARRIVING: ContextVar[ForecastArrival | None] = ContextVar("headway_arriving", default=None)
 """The request whose `add_request` is running in this task; its output states, several if n > 1, keep it."""
 
 
@@ -77,7 +77,7 @@ def predicts_lengths(add: Callable[..., Awaitable[Any]]) -> Callable[..., Awaita
     return add_request
 
 
-def _arrival(front_end: Any, prompt: Any, params: Any, adapter: str) -> Arrival | None:
+def _arrival(front_end: Any, prompt: Any, params: Any, adapter: str) -> ForecastArrival | None:
     """The request with what is predicted of it; None where nobody predicts, or there is nothing to predict."""
     service: LengthService | None = getattr(front_end, "headway_lengths", None)
     if service is None:
@@ -117,7 +117,7 @@ def teaches_predictor(count: Callable[..., None]) -> Callable[..., None]:
 
     def update_stats_from_finished(self: Any, req_state: Any, finish_reason: Any, *args: Any) -> None:
         count(self, req_state, finish_reason, *args)
-        arrival: Arrival | None = req_state.headway_arrival
+        arrival: ForecastArrival | None = req_state.headway_arrival
         if arrival is not None and finish_reason in teaching:
             arrival.ended(req_state.detokenizer.num_output_tokens())
 

@@ -18,7 +18,7 @@ from vllm.v1.request import Request
 from headway.core.hints import LENGTH
 from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
-from headway.engine.lengths.forecasts import Arrival
+from headway.engine.lengths.forecasts import ForecastArrival
 from headway.engine.lengths.service import LengthService, facts_of_ids, open_service
 from headway.engine.step.context import StepPort
 from headway.engine.step.guard import GuardedPolicy
@@ -55,7 +55,7 @@ class EngineLengths:
         self._tokenizer = tokenizer
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="headway-engine-lengths")
         self._room = BoundedSemaphore(MAX_QUEUED)
-        self._arrivals: dict[str, Future[Arrival | None]] = {}
+        self._arrivals: dict[str, Future[ForecastArrival | None]] = {}
         self._made: deque[tuple[str, LengthEstimate]] = deque()
 
     def arrived(self, request: Request) -> None:
@@ -91,7 +91,7 @@ class EngineLengths:
         self._thread.shutdown(wait=True)
         self._service.close()
 
-    def _arrive(self, request: Request) -> Arrival | None:
+    def _arrive(self, request: Request) -> ForecastArrival | None:
         forecasts = self._service.forecasts
         params = request.sampling_params
         facts = forecasts.read(
@@ -114,7 +114,7 @@ class EngineLengths:
         return arrival
 
 
-def _teach(arriving: Future[Arrival | None], output_tokens: int) -> None:
+def _teach(arriving: Future[ForecastArrival | None], output_tokens: int) -> None:
     arrival = arriving.result()
     if arrival is not None:
         arrival.ended(output_tokens)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headway.engine.vllm.stepped_engine import EngineSizes
+from headway.engine.vllm.stepped_engine import ReportedSizes
 
 WARM_UP_PROMPTS = 3
 STEPS_A_WIDTH = 6
@@ -40,7 +40,7 @@ class Scene:
         return sum(ask.prompt_tokens + ask.output_tokens for ask in self.asks)
 
 
-def scenes(sizes: EngineSizes, max_scene_tokens: int, rng: random.Random, exact: bool) -> list[Scene]:
+def scenes(sizes: ReportedSizes, max_scene_tokens: int, rng: random.Random, exact: bool) -> list[Scene]:
     """One repetition of the grid, in random order.
 
     Prefills from 16 tokens up to the step's budget, alone and after a context already computed; decodes from
@@ -56,14 +56,14 @@ def scenes(sizes: EngineSizes, max_scene_tokens: int, rng: random.Random, exact:
     return [scene for scene in found if scene.asks]
 
 
-def context_lengths(sizes: EngineSizes) -> tuple[int, ...]:
+def context_lengths(sizes: ReportedSizes) -> tuple[int, ...]:
     """Contexts the grid covers: short, then by factors of 4 up to three quarters of the model's length."""
     longest = _longest(sizes) * 3 // 4
     lengths = [length for power in range(10) if (length := 16 * 4**power) < longest]
     return (*lengths, longest) if not lengths or longest >= 2 * lengths[-1] else tuple(lengths)
 
 
-def warm_up(sizes: EngineSizes) -> Scene:
+def warm_up(sizes: ReportedSizes) -> Scene:
     """Requests that make the engine touch what it pays for only once: the largest step, the widest batch."""
     largest = min(sizes.max_num_batched_tokens, _longest(sizes))
     width = min(sizes.max_num_seqs, max(1, int(KV_SHARE * sizes.num_blocks)))
@@ -72,7 +72,7 @@ def warm_up(sizes: EngineSizes) -> Scene:
     return Scene("warm-up", (*alone, *wide))
 
 
-def _prefills(sizes: EngineSizes, context: int, rng: random.Random, exact: bool) -> Scene:
+def _prefills(sizes: ReportedSizes, context: int, rng: random.Random, exact: bool) -> Scene:
     """One prompt a step, each after the same `context` tokens (whole blocks), which the first request computes."""
     budget = sizes.max_num_batched_tokens
     chunks = _chunks(min(budget, _longest(sizes) - context), rng, exact)
@@ -86,7 +86,7 @@ def _prefills(sizes: EngineSizes, context: int, rng: random.Random, exact: bool)
     return Scene(f"prefill after {context}", tuple(asks))
 
 
-def _decodes(sizes: EngineSizes, context: int, max_tokens: int, rng: random.Random, exact: bool) -> Scene:
+def _decodes(sizes: ReportedSizes, context: int, max_tokens: int, rng: random.Random, exact: bool) -> Scene:
     """Requests of about `context` tokens that end in groups, halving the batch, while prompts join now and then."""
     budget = sizes.max_num_batched_tokens
     in_kv = int(KV_SHARE * sizes.kv_capacity_tokens - budget) // (sizes.block_size + context * 5 // 4)
@@ -114,7 +114,7 @@ def _decodes(sizes: EngineSizes, context: int, max_tokens: int, rng: random.Rand
     return Scene(f"{width} decodes at {context}", tuple(asks))
 
 
-def _longest(sizes: EngineSizes) -> int:
+def _longest(sizes: ReportedSizes) -> int:
     """Tokens of a prompt that the model and the pool have room for, with a few left for the answer."""
     return min(sizes.max_model_len // 2 * 2 - 2, int(KV_SHARE * sizes.kv_capacity_tokens))
 

@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from headway.core.batch_shape import BatchShape, StepKind
-from headway.engine.kv.block_copies import Direction, TimedCopy, measure_copies
+from headway.engine.kv.block_copies import CopyDirection, TimedCopy, measure_copies
 from headway.engine.profiling.grid import Scene, prompts_of, scenes, warm_up
 from headway.engine.servers.vllm_flags import parse_vllm_flags
-from headway.engine.vllm.stepped_engine import EngineSizes, SteppedStep
+from headway.engine.vllm.stepped_engine import ReportedSizes, SteppedStep
 from headway.errors import ConfigError
 from headway.predict.steps.calibration import CostFile, EngineDefaults, measured_step
 from headway.predict.steps.copies import fit_transfer
@@ -40,7 +40,7 @@ class Engine(Protocol):
     """What is measured: an engine that is stepped by hand, as `SteppedEngine` does it."""
 
     @property
-    def sizes(self) -> EngineSizes:
+    def sizes(self) -> ReportedSizes:
         """EngineSizes and limits of this engine."""
         ...
 
@@ -89,7 +89,7 @@ class ProfilePlan:
 class Measurements:
     """What was measured so far; it can be read at any moment, also after an interruption."""
 
-    sizes: EngineSizes
+    sizes: ReportedSizes
     steps: list[SteppedStep] = field(default_factory=list)
     copies: list[TimedCopy] = field(default_factory=list)
     repetitions: int = 0
@@ -105,7 +105,7 @@ class Measurements:
         if not lacking and len(self.steps) < MIN_ROWS:
             lacking.append(f"steps ({len(self.steps)} of {MIN_ROWS})")
         directions = {copy.direction for copy in self.copies}
-        return lacking + [f"copies {way}" for way in Direction if way not in directions]
+        return lacking + [f"copies {way}" for way in CopyDirection if way not in directions]
 
     def host_s(self) -> float:
         """Seconds of a step before the device can start: the median of the scheduler's time."""
@@ -119,7 +119,7 @@ class Measurements:
         rng.shuffle(rows)
         return rows
 
-    def transfers(self, direction: Direction) -> list[tuple[int, float]]:
+    def transfers(self, direction: CopyDirection) -> list[tuple[int, float]]:
         """Bytes and seconds of the copies one way."""
         return [(copy.num_bytes, copy.seconds) for copy in self.copies if copy.direction is direction]
 
@@ -272,8 +272,8 @@ def conclude(measured: Measurements, identity: Identity, seed: int = 0) -> Profi
         tensor_parallel=sizes.tensor_parallel,
         step=fit,
         host_s=measured.host_s(),
-        to_host=fit_transfer(measured.transfers(Direction.TO_HOST)),
-        to_device=fit_transfer(measured.transfers(Direction.TO_DEVICE)),
+        to_host=fit_transfer(measured.transfers(CopyDirection.TO_HOST)),
+        to_device=fit_transfer(measured.transfers(CopyDirection.TO_DEVICE)),
         kv_bytes_per_token=sizes.kv_bytes_per_token,
         kv_capacity_tokens=sizes.kv_capacity_tokens,
         kv_blocks=sizes.num_blocks if sizes.windowed_capacity_tokens else 0,

@@ -48,7 +48,7 @@ _DRAFT_TOKEN = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Feature:
+class CheckedFeature:
     """One thing that the configuration turns on, in an operator's words, and what a run does about it.
 
     Requests use this many LoRA adapters; a decode brings up to `drafts` accepted draft tokens; `images` stand in every
@@ -83,24 +83,26 @@ class Verdict:
     fault: str | None
 
 
-def features_in_use(vllm_config: Any) -> list[Feature]:
+def features_in_use(vllm_config: Any) -> list[CheckedFeature]:
     """Plain requests, each feature of the configuration that changes what a scheduler decides, and these together."""
-    found = [Feature("plain requests")]
+    found = [CheckedFeature("plain requests")]
     if vllm_config.lora_config is not None:
         limit = vllm_config.lora_config.max_loras
-        found.append(Feature(f"LoRA adapters (--max-loras {limit})", adapters=limit + 2))
+        found.append(CheckedFeature(f"LoRA adapters (--max-loras {limit})", adapters=limit + 2))
     if vllm_config.num_speculative_tokens:
         found.append(
-            Feature("draft tokens (--speculative-config)", drafts=vllm_config.num_speculative_tokens)
+            CheckedFeature("draft tokens (--speculative-config)", drafts=vllm_config.num_speculative_tokens)
         )
     if vllm_config.model_config.is_multimodal_model:
-        found.append(Feature("images and other media in prompts", images=True))
+        found.append(CheckedFeature("images and other media in prompts", images=True))
     interval = getattr(vllm_config.scheduler_config, "prefill_schedule_interval", 1)
     if interval > 1:
-        found.append(Feature(f"prompts deferred (--prefill-schedule-interval {interval})", interval=interval))
+        found.append(
+            CheckedFeature(f"prompts deferred (--prefill-schedule-interval {interval})", interval=interval)
+        )
     if len(found) > 2:
         found.append(
-            Feature(
+            CheckedFeature(
                 "all of these together",
                 adapters=max(feature.adapters for feature in found),
                 drafts=max(feature.drafts for feature in found),
@@ -110,14 +112,14 @@ def features_in_use(vllm_config: Any) -> list[Feature]:
         )
     transfer = vllm_config.kv_transfer_config
     if transfer is not None and transfer.kv_connector == CONNECTOR:
-        found.append(Feature("KV swapped to host memory (--host-kv-gib)", host_kv=True))
+        found.append(CheckedFeature("KV swapped to host memory (--host-kv-gib)", host_kv=True))
     return found
 
 
 class CheckedEngine(ModelFreeEngine):
     """A model-free engine that uses a feature, and notes which requests end."""
 
-    def __init__(self, scheduler: Scheduler, feature: Feature, depth: int) -> None:
+    def __init__(self, scheduler: Scheduler, feature: CheckedFeature, depth: int) -> None:
         super().__init__(scheduler, depth, _COPY_STEPS if feature.host_kv else 0)
         self._feature = feature
         self._steps = self._requests = 0
@@ -133,7 +135,7 @@ class CheckedEngine(ModelFreeEngine):
         self._requests += 1
         self.scheduler.add_request(request)
 
-    def _use(self, feature: Feature, request: Request, number: int) -> None:
+    def _use(self, feature: CheckedFeature, request: Request, number: int) -> None:
         request.arrival_time = self.now_s + number * 1e-6
         adapter = number % (feature.adapters + 1)
         if adapter:
@@ -219,7 +221,7 @@ def self_check(vllm_config: Any) -> Verdict:
     return Verdict(steps, tuple(feature.name for feature in features), fault)
 
 
-def _check_parity(feature: Feature, vllm_config: Any, script: Sequence[ScriptedRequest]) -> int:
+def _check_parity(feature: CheckedFeature, vllm_config: Any, script: Sequence[ScriptedRequest]) -> int:
     """The steps in which preset `vllm` decided as stock; none where stock lacks the feature."""
     if feature.host_kv:
         return 0
@@ -238,7 +240,7 @@ def _check_parity(feature: Feature, vllm_config: Any, script: Sequence[ScriptedR
     return parity.steps
 
 
-def _fault(feature: Feature, vllm_config: Any, script: Sequence[ScriptedRequest]) -> str | None:
+def _fault(feature: CheckedFeature, vllm_config: Any, script: Sequence[ScriptedRequest]) -> str | None:
     """What is wrong with the preset in use, in an operator's words; None if nothing is."""
     given = (vllm_config.additional_config or {}).get("headway", {})
     # The check writes no records, learns no lengths and explains no requests.
@@ -263,7 +265,7 @@ def _fault(feature: Feature, vllm_config: Any, script: Sequence[ScriptedRequest]
     return None
 
 
-def _engine(feature: Feature, build: Callable[..., Any], vllm_config: Any) -> CheckedEngine:
+def _engine(feature: CheckedFeature, build: Callable[..., Any], vllm_config: Any) -> CheckedEngine:
     """A fresh engine over a copy of the configuration.
 
     The copy turns on what the feature is, so that a fault has its name. It has no connector but where KV is swapped:

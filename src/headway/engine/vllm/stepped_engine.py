@@ -28,7 +28,7 @@ StockPolicy = Literal["fcfs", "priority"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EngineSizes:
+class ReportedSizes:
     """What the engine reports of itself; `num_blocks` counts usable KV blocks, without vLLM's null block.
 
     `kv_bytes_per_token` is of the whole instance, all its workers together. `asynchronous`: whether it is scheduled so
@@ -109,11 +109,11 @@ class SteppedEngine:
         self._listen()
 
     @property
-    def sizes(self) -> EngineSizes:
+    def sizes(self) -> ReportedSizes:
         """Sizes and limits of this engine."""
         config, pool = self.core.vllm_config, self.scheduler.kv_cache_manager.block_pool
         parallel = config.parallel_config
-        return EngineSizes(
+        return ReportedSizes(
             block_size=self.scheduler.block_size,
             num_blocks=pool.num_gpu_blocks - 1,
             max_num_seqs=config.scheduler_config.max_num_seqs,

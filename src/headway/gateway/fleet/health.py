@@ -193,7 +193,7 @@ _LOOKS = 10
 """So often its counters are read within the time in which they must have changed."""
 
 
-class StallDetector:
+class HungEngineDetector:
     """Holds an engine against its own counters: one that hangs answers `/health` all the same.
 
     It stands still if it says that it has requests and none of its counters has changed for `patience_s`; who has no

@@ -12,7 +12,13 @@ import aiohttp
 
 from headway.errors import ConfigError, HeadwayError
 from headway.gateway.fleet.adapters import Adapters
-from headway.gateway.fleet.health import NO_FACTS, StallDetector, health_problem, read_facts, stopped_process
+from headway.gateway.fleet.health import (
+    NO_FACTS,
+    HungEngineDetector,
+    health_problem,
+    read_facts,
+    stopped_process,
+)
 from headway.gateway.fleet.member import Condition, LaunchedServer, Member
 
 _LOG = logging.getLogger(__name__)
@@ -115,7 +121,7 @@ class Supervisor:
         self._adapters = adapters
         self._backoff = Backoff(options.backoff_s, options.longest_backoff_s, options.longest_backoff_s)
         self._woken = asyncio.Event()
-        self._stalls = StallDetector(options.stalled_s, clock)
+        self._stalls = HungEngineDetector(options.stalled_s, clock)
         self._misses = 0
         self._garbage = 0
         self._served_before = 0

@@ -32,7 +32,7 @@ Tell = Callable[[float, str], None]
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class GridCell:
+class RegressorCell:
     """One of the 80: a regressor on a polynomial of the four features."""
 
     regressor: str
@@ -50,7 +50,7 @@ class JudgedCell:
     None where there is nothing to judge by.
     """
 
-    cell: GridCell
+    cell: RegressorCell
     regressor: Any
     held_out: float
     on_medians: float | None
@@ -66,12 +66,14 @@ def require_scikit_learn() -> None:
         raise ConfigError("scikit-learn is not installed; accepted: pip install 'headway[fit]'") from error
 
 
-def cells(degrees: Sequence[int] = DEGREES) -> list[GridCell]:
+def cells(degrees: Sequence[int] = DEGREES) -> list[RegressorCell]:
     """The grid, regressor by regressor; the paper's is 8 x 10."""
-    return [GridCell(regressor, degree) for regressor in REGRESSORS for degree in degrees]
+    return [RegressorCell(regressor, degree) for regressor in REGRESSORS for degree in degrees]
 
 
-def judge_cells(rows: RecomputeRows, parts: Split, grid: Sequence[GridCell], tell: Tell) -> list[JudgedCell]:
+def judge_cells(
+    rows: RecomputeRows, parts: Split, grid: Sequence[RegressorCell], tell: Tell
+) -> list[JudgedCell]:
     """Every cell fitted to the same learned rows and judged on the same others, in the grid's order.
 
     A few minutes for all 80 and 2,000 rows on two cores.
@@ -101,7 +103,7 @@ def features(rows: RecomputeRows, steps: Sequence[PrefillStep]) -> Array:
     return np.array([(*sizes[step.model], step.tokens, step.batch) for step in steps], dtype=float)
 
 
-def _judge(rows: RecomputeRows, parts: Split, cell: GridCell) -> JudgedCell:
+def _judge(rows: RecomputeRows, parts: Split, cell: RegressorCell) -> JudgedCell:
     regressor = _pipeline(cell)
     with warnings.catch_warnings():
         # Columns of a high degree are nearly parallel; what becomes of that is what the table shows.
@@ -126,7 +128,7 @@ def _judge(rows: RecomputeRows, parts: Split, cell: GridCell) -> JudgedCell:
     )
 
 
-def _pipeline(cell: GridCell) -> Any:
+def _pipeline(cell: RegressorCell) -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import PolynomialFeatures, StandardScaler
 

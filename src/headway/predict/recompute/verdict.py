@@ -74,7 +74,7 @@ Predict = Callable[[PrefillStep], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contender:
+class RecomputeContender:
     """One way to tell a prefill's time: its MAPE, and the seconds one question takes.
 
     `on_medians` is of the medians of the held-out configurations, `alone` of steps of one prompt, which is what an
@@ -107,7 +107,7 @@ class RecomputeVerdict:
     rows: RecomputeRows
     parts: Split
     grid: tuple[JudgedCell, ...]
-    contenders: tuple[Contender, ...]
+    contenders: tuple[RecomputeContender, ...]
     swap: SwapErrors
 
     @property
@@ -195,11 +195,11 @@ def missing_in(rows: RecomputeRows, seed: int = 0) -> list[str]:
     return lacking
 
 
-def _analyser(rows: RecomputeRows, chosen: JudgedCell) -> Contender:
+def _analyser(rows: RecomputeRows, chosen: JudgedCell) -> RecomputeContender:
     def predict(step: PrefillStep) -> float:
         return float(chosen.regressor.predict(features(rows, [step]))[0])
 
-    return Contender(
+    return RecomputeContender(
         name=ANALYSER,
         held_out=chosen.held_out,
         on_medians=chosen.on_medians,
@@ -209,7 +209,7 @@ def _analyser(rows: RecomputeRows, chosen: JudgedCell) -> Contender:
     )
 
 
-def _law(parts: Split) -> Contender:
+def _law(parts: Split) -> RecomputeContender:
     """One law for each model, of the rows the analyser learned from; of a model without rows it knows nothing."""
     laws = {
         model: fit_step_time([(s.shape(), s.seconds) for s in steps], held_out_every=len(steps) + 1).law
@@ -222,7 +222,7 @@ def _law(parts: Split) -> Contender:
     return _judged(LAW, predict, parts.held_out)
 
 
-def _online(rows: RecomputeRows, parts: Split) -> Contender:
+def _online(rows: RecomputeRows, parts: Split) -> RecomputeContender:
     """One model for each model, taught of the learned rows what serving would learn from, in the order of the steps.
 
     Of the unseen shape it sees the steps until it answers, as serving would too, and is judged on the rest.
@@ -246,7 +246,7 @@ def _taught(rows: RecomputeRows, model: str, steps: Iterable[PrefillStep]) -> St
     return taught
 
 
-def _machine(parts: Split) -> Contender:
+def _machine(parts: Split) -> RecomputeContender:
     """The best possible: each configuration's own median, known in hindsight."""
     known = {step.configuration: step.seconds for step in medians((*parts.held_out, *parts.of_unseen_shape))}
     found = _judged(MACHINE, lambda step: known[step.configuration], parts.held_out, parts.of_unseen_shape)
@@ -255,11 +255,11 @@ def _machine(parts: Split) -> Contender:
 
 def _judged(
     name: str, predict: Predict, held_out: Sequence[PrefillStep], unseen: Sequence[PrefillStep] = ()
-) -> Contender:
+) -> RecomputeContender:
     def error_on(steps: Iterable[PrefillStep]) -> float | None:
         return mape((step.seconds, predict(step)) for step in steps)
 
-    return Contender(
+    return RecomputeContender(
         name=name,
         held_out=error_on(held_out),
         on_medians=error_on(medians(held_out)),
