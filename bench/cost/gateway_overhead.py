@@ -48,13 +48,13 @@ from bench.cost.gateway_proxies import (
     RUST,
     Client,
     Heard,
-    Running,
     completion,
     on_core,
     running,
 )
 from headway.errors import ConfigError, UpstreamError
 from headway.lab.process_cpu import usage
+from headway.lab.server import RunningServer
 
 # ---- figures -----------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ WARM_UP = 100
 class Bench:
     """All systems, and how long a turn of each mode takes."""
 
-    systems: Mapping[str, Running]
+    systems: Mapping[str, RunningServer]
     seconds: float
 
     def modes(self, number: int) -> dict[str, Callable[[Client], Coroutine[Any, Any, None]]]:

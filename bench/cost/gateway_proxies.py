@@ -5,23 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import cast
-from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import httptools
 
 from bench.cost.sse_servers import STAMP_DIGITS
-from headway.errors import UpstreamError
-from headway.lab.server import free_port
+from headway.lab.server import RunningServer, command_server, free_port
 
 # ---- a client for the stub: a raw protocol that notes when each chunk came -------------------------
 
@@ -194,17 +192,7 @@ class Client:
 
 
 SERVERS = Path(__file__).with_name("sse_servers.py")
-START_TIMEOUT_S = 60.0
-END_TIMEOUT_S = 20.0
 DIRECT, BARE, HEADWAY, PLAIN_HEADWAY, RUST = "direct", "bare", "headway", "headway-no-resume", "vllm-router"
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """A server that answers: where, and the process whose CPU time counts."""
-
-    url: str
-    pid: int
 
 
 def commands(upstream: str, rust: Path | None) -> dict[str, list[str]]:
@@ -227,7 +215,7 @@ def commands(upstream: str, rust: Path | None) -> dict[str, list[str]]:
 
 
 @contextmanager
-def running(core: int, rust: Path | None) -> Iterator[dict[str, Running]]:
+def running(core: int, rust: Path | None) -> Iterator[dict[str, RunningServer]]:
     """The stub beside this process, and every proxy on `core`; all end with the block.
 
     Raises UpstreamError if one of them does not answer in time.
@@ -238,20 +226,28 @@ def running(core: int, rust: Path | None) -> Iterator[dict[str, Running]]:
             port = free_port()
             with on_core(core):  # a process starts where the one that starts it is
                 command = [word.format(port=port) for word in words]
-                proxy = stack.enter_context(_process(command))
-            found[name] = Running(f"http://127.0.0.1:{port}", proxy.pid)
-            _wait_until_it_streams(name, found[name].url, proxy)
+                found[name] = stack.enter_context(streaming(name, command, port))
         yield found
 
 
 @contextmanager
-def stub() -> Iterator[Running]:
+def stub() -> Iterator[RunningServer]:
     """The upstream, in a process of its own. Raises UpstreamError if it does not answer in time."""
     port = free_port()
-    with _process([sys.executable, str(SERVERS), "stub", str(port)]) as process:
-        url = f"http://127.0.0.1:{port}"
-        _wait_until_it_streams(DIRECT, url, process)
-        yield Running(url, process.pid)
+    with streaming(DIRECT, [sys.executable, str(SERVERS), "stub", str(port)], port) as server:
+        yield server
+
+
+@contextmanager
+def streaming(name: str, command: Sequence[str], port: int) -> Iterator[RunningServer]:
+    """What a command serves, once it streams an answer. Raises UpstreamError if it does not in time."""
+    with (
+        TemporaryDirectory() as folder,
+        command_server(
+            command, port, Path(folder) / "log", name=name, ready=streams, environment=_environment()
+        ) as server,
+    ):
+        yield server
 
 
 @contextmanager
@@ -265,21 +261,6 @@ def on_core(core: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-@contextmanager
-def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is ended with the block; what it says goes to stderr."""
-    process = subprocess.Popen(command, stdout=sys.stderr, env=_environment())
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
 def _environment() -> Mapping[str, str]:
     return {
         **os.environ,
@@ -287,18 +268,11 @@ def _environment() -> Mapping[str, str]:
     }
 
 
-def _wait_until_it_streams(name: str, url: str, process: subprocess.Popen[bytes]) -> None:
+def streams(url: str) -> bool:
+    """Whether a completion comes from there, to its end."""
     request = Request(
         f"{url}/v1/completions", data=completion(2, 0.0), headers={"Content-Type": "application/json"}
     )
-    deadline_s, problem = time.monotonic() + START_TIMEOUT_S, "no answer"
-    while time.monotonic() < deadline_s and process.poll() is None:
-        try:
-            with urlopen(request, timeout=5.0) as answer:
-                if b"[DONE]" in answer.read():
-                    return
-                problem = "an answer without an end"
-        except (URLError, OSError) as error:
-            problem = str(error)
-        time.sleep(0.2)
-    raise UpstreamError(f"{name} does not stream ({problem})")
+    with suppress(OSError), urlopen(request, timeout=5.0) as answer:
+        return b"[DONE]" in answer.read()
+    return False

@@ -64,8 +64,9 @@ from bench.real_runs import EngineSpec, profiled
 from headway.core.slo import Slo
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
-from headway.errors import ConfigError
+from headway.json_file import made_once
 from headway.lab.engine_sizes import EngineSizes, engine_limits
+from headway.lab.kept_runs import open_folder
 from headway.lab.policy_choice import Parts
 from headway.lab.simulation import simulate_policy
 from headway.predict.steps.calibration import Calibration
@@ -216,14 +217,6 @@ SEEDS = 3
 SECONDS = 12.0
 
 
-class KeptCalibration(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured before anything was compared, and for what kind of runs."""
-
-    instances: int
-    seconds: float
-    calibrated: Calibrated
-
-
 @dataclass(frozen=True, slots=True)
 class GatewayRun:
     """One stream on one system."""
@@ -264,16 +257,14 @@ class Plan:
         """Where what is measured beforehand is kept."""
         return self.out / "calibrated.json"
 
+    def open(self) -> None:
+        """Make the folder, or go on with it. Raises ConfigError if it holds runs of another kind."""
+        open_folder(self.out / "bench.json", {"instances": self.instances, "seconds": self.seconds}, "bench")
+
     @cached_property
     def calibrated(self) -> Calibrated:
-        """As it was kept. Raises ConfigError if it is of runs of another kind."""
-        found = msgspec.json.decode(self.calibration.read_bytes(), type=KeptCalibration)
-        if (found.instances, found.seconds) != (self.instances, self.seconds):
-            raise ConfigError(
-                f"{self.out} holds runs of {found.seconds:g} s on {found.instances} instances; accepted: the same "
-                "--seconds and --instances, or another folder"
-            )
-        return found.calibrated
+        """As it was kept."""
+        return msgspec.json.decode(self.calibration.read_bytes(), type=Calibrated)
 
     def targets(self) -> Slo:
         """Of every request of every run."""
@@ -294,13 +285,7 @@ def measure(plan: Plan) -> None:
         return
     with fleet(plan.systems, plan.instances, plan.out, say) as servers:
         warm_up(servers)
-        if not plan.calibration.exists():
-            kept = KeptCalibration(
-                instances=plan.instances,
-                seconds=plan.seconds,
-                calibrated=calibrated(servers, plan.shape, say),
-            )
-            write_whole(plan.calibration, msgspec.json.encode(kept))
+        made_once(plan.calibration, Calibrated, lambda: calibrated(servers, plan.shape, say))
         for run in todo:
             found, records = serve_stream(servers, run.system, plan.stream(run))
             file = run.file(plan.out)
@@ -367,7 +352,6 @@ def main() -> None:
         "--profile-seconds", type=float, default=30.0, help="for the simulator's costs; 0: none (default 30)"
     )
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
     calibrating(arguments.system or SYSTEMS)
     plan = Plan(
         out=arguments.out,
@@ -379,6 +363,7 @@ def main() -> None:
         rule=TargetRule(),
         shape=Shape(),
     )
+    plan.open()
     measure(plan)
     simulated = None
     if arguments.profile_seconds > 0:

@@ -57,6 +57,8 @@ from headway.core.record import Record
 from headway.engine.machine import is_cpu_build, machine_name, vllm_version
 from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import ConfigError, HeadwayError
+from headway.json_file import made_once
+from headway.lab.kept_runs import open_folder
 from headway.lab.real_engine import served_rps
 from headway.lab.simulation import simulate_policy
 from headway.policies.presets import find_preset
@@ -100,14 +102,13 @@ class Study:
 
     @cached_property
     def facts(self) -> GpuFacts:
-        """What was measured first. Raises ConfigError if it is of other streams."""
-        found = msgspec.json.decode((self.out / FACTS).read_bytes(), type=GpuFacts)
-        if (found.workload, found.seconds) != (self.workload.name, self.seconds):
-            raise ConfigError(
-                f"{self.out} holds runs of {found.seconds:g} s of {found.workload}; accepted: the same, or another "
-                "folder"
-            )
-        return found
+        """What was measured first."""
+        return msgspec.json.decode((self.out / FACTS).read_bytes(), type=GpuFacts)
+
+    def open(self) -> None:
+        """Make the folder, or go on with it. Raises ConfigError if it holds runs of other streams."""
+        asked = {"workload": self.workload.name, "seconds": self.seconds}
+        open_folder(self.out / "bench.json", asked, "bench")
 
     def runs(self) -> Iterator[Run]:
         """All of them, load by load."""
@@ -244,7 +245,7 @@ BACKLOG = 600
 
 def measure(study: Study) -> None:
     """Do what is not kept yet; the engine is started if anything is left."""
-    study.out.mkdir(parents=True, exist_ok=True)
+    study.open()
     with ExitStack() as stack:
         engines: list[SteppedEngine] = []
 
@@ -259,8 +260,7 @@ def measure(study: Study) -> None:
                 engines.append(stack.enter_context(spec.serving()))
             return engines[0]
 
-        if not (study.out / FACTS).exists():
-            write_whole(study.out / FACTS, msgspec.json.encode(first_facts(study, engine())))
+        made_once(study.out / FACTS, GpuFacts, lambda: first_facts(study, engine()))
         for run in study.runs():
             file = run.file(study.out)
             if not file.exists():

@@ -10,8 +10,6 @@ from random import Random
 from statistics import median
 from typing import Any
 
-import msgspec
-
 from bench.real_runs import MID, STOCK, EngineSpec
 from headway.core.plan import StepOutcome
 from headway.core.record import Record
@@ -19,6 +17,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import SimulationError
+from headway.json_file import made_once
 from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, Parts
 from headway.lab.real_engine import serve
@@ -28,7 +27,6 @@ from headway.predict.steps.fitting import quantile
 from headway.predict.steps.hardware import calibration
 from headway.sim.simulation import System
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
-from headway.whole_file import write_whole
 
 LONG = "long"
 STREAM = "stream"
@@ -249,14 +247,14 @@ class KeptTimes:
 
     def times(self, name: str, make: Callable[[], TokenTimes]) -> TokenTimes:
         """When the tokens of a run came."""
-        file = None if self.folder is None else self.folder / f"{name}.json"
-        if file is not None and file.exists():
-            return TokenTimes(msgspec.json.decode(file.read_bytes(), type=dict[str, list[float]]))
-        self.say(f"long prompt: {name}")
-        times = make()
-        if file is not None:
-            write_whole(file, msgspec.json.encode(times.of))
-        return times
+
+        def made() -> dict[str, list[float]]:
+            self.say(f"long prompt: {name}")
+            return make().of
+
+        if self.folder is None:
+            return TokenTimes(made())
+        return TokenTimes(made_once(self.folder / f"{name}.json", dict[str, list[float]], made))
 
 
 @dataclass(frozen=True, slots=True)

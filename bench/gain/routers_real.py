@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from headway_reproduce.ascendra.real_servers import RunningServer, gateway, start_instances
+from headway_reproduce.ascendra.real_servers import gateway, start_instances
 from headway_reproduce.ascendra.real_systems import RealService, RealSystem
 
 from bench.command import command_line, say, stream_options
@@ -34,7 +34,7 @@ from bench.streams import conversations
 from headway.core.record import Record
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import SimulationError
-from headway.lab.server import START_TIMEOUT_S
+from headway.lab.server import START_TIMEOUT_S, RunningServer
 from headway.loadgen import ReplayOptions, replay
 from headway.loadgen.queries import scrape
 from headway.results.metrics import jct_s, ttft_s

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from bench.command import command_line, say
 from headway.engine.demo_model import DEMO, resolve_model
 from headway.errors import HeadwayError, UpstreamError
 from headway.lab.process_cpu import PROC, family
-from headway.lab.server import free_port
+from headway.lab.server import command_server, free_port, headway_command
 
 # ---- `vllm bench serve` as two classes of clients at once --------------------------------------------
 
@@ -265,7 +264,6 @@ def _only(folder: Path, pattern: str) -> Path:
 
 POOLS = "lp=1,hp=1"
 INSTANCES = 2
-START_TIMEOUT_S, END_TIMEOUT_S = 180.0, 60.0
 LARGEST_LOGPROB_DIFFERENCE = 1e-3
 """Batches are put together otherwise behind two instances than on one, and sums of bfloat16 differ by their order."""
 
@@ -282,22 +280,10 @@ class GatewayUnderTest:
 def serving(folder: Path) -> Iterator[GatewayUnderTest]:
     """The gateway and its instances, ready; all end with the block. Raises UpstreamError if they do not get ready."""
     port = free_port()
-    words = [*(sys.executable, "-m", "headway.cli", "serve", DEMO), "--pools", POOLS, "--port", str(port)]
-    with (folder / "gateway.log").open("wb") as log:
-        process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-        try:
-            url = f"http://127.0.0.1:{port}"
-            deadline_s = time.monotonic() + START_TIMEOUT_S
-            while ready_instances(url) < INSTANCES:
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    raise UpstreamError(
-                        f"not ready; its log ends: {(folder / 'gateway.log').read_text()[-2000:]}"
-                    )
-                time.sleep(0.5)
-            yield GatewayUnderTest(url, instance_url(process.pid))
-        finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(END_TIMEOUT_S)
+    command = headway_command("serve", DEMO, "--pools", POOLS, "--port", str(port))
+    log = folder / "gateway.log"
+    with command_server(command, port, log, ready=lambda url: ready_instances(url) >= INSTANCES) as server:
+        yield GatewayUnderTest(server.url, instance_url(server.pid))
 
 
 def instance_url(pid: int) -> str:

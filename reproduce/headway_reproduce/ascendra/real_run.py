@@ -21,6 +21,7 @@ from headway.errors import VLLM_COMES_BY
 from headway.lab.papers import Tell
 from headway.lab.policy_bench import all_finished, capacity_rps
 from headway.lab.process_cpu import CpuShare, Usage, share, usage
+from headway.lab.server import RunningServer
 from headway.loadgen import ReplayOptions, ReplayReport, replay
 from headway.results import Summary, summarize
 from headway.results.study import StudyPart, StudyTable, Value
@@ -28,7 +29,6 @@ from headway.traces import TraceRequest
 from headway_reproduce.ascendra.real_servers import (
     AscendraServers,
     GatewayState,
-    RunningServer,
     fleet,
     settled_state,
 )

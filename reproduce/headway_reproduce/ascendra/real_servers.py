@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import http.client
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,25 +19,14 @@ from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
 from headway.errors import UpstreamError
 from headway.lab.papers import Tell
-from headway.lab.server import START_TIMEOUT_S, free_port, why_not_ready
+from headway.lab.server import START_TIMEOUT_S, RunningServer, command_server, free_port, headway_command
 from headway.routing.pools import instance_names, pool_of
-from headway.with_parent import signal_with_parent
 from headway_reproduce.ascendra.real_systems import SERVICES, SYSTEMS, RealService, RealSystem, pool_sizes
 
 VLLM_FLAGS = ("--no-enable-prefix-caching", "--kv-cache-memory-bytes", str(256 << 20))
 """Everything else is vLLM's default. A stream is sent to the same instances more than once, so no prefix is kept."""
-GATEWAY_START_S = 60.0
-GATEWAY_END_S = 30.0
 SETTLE_S = 30.0
 _POLL_S = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class RunningServer:
-    """A running server: where it is, and the process that it and its descendants are."""
-
-    url: str
-    pid: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,50 +94,24 @@ def gateway(
 ) -> Iterator[RunningServer]:
     """A gateway over these instances, once it is ready. Raises UpstreamError if it does not get ready."""
     port = free_port()
-    command = gateway_command(system, instances, port)
-    path = logs / f"{name.replace(' ', '-')}-gateway.log"
-    with path.open("wb") as log:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            preexec_fn=partial(signal_with_parent, signal.SIGTERM),
-        )
-        try:
-            place = RunningServer(f"http://127.0.0.1:{port}", process.pid)
-            wait_until_ready(place, process, len(instances), path)
-            yield place
-        finally:
-            process.terminate()
-            try:
-                process.wait(GATEWAY_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+    log = logs / f"{name.replace(' ', '-')}-gateway.log"
+    with command_server(
+        gateway_command(system, instances, port),
+        port,
+        log,
+        name=f"the gateway of {name}",
+        ready=lambda url: ready_instances(url) >= len(instances),
+    ) as server:
+        yield server
 
 
-def gateway_command(system: RealSystem, instances: Mapping[str, RunningServer], port: int) -> Sequence[str]:
+def gateway_command(system: RealSystem, instances: Mapping[str, RunningServer], port: int) -> list[str]:
     """`headway serve` with everything joined: it launches nothing itself."""
     joined: list[str] = []
     for name, place in instances.items():
         pool = pool_of(name)
         joined += ["--join", f"{pool}={place.url}" if pool else place.url]
-    return [
-        *(sys.executable, "-m", "headway.cli", "serve", *joined),
-        *("--router", system.router, "--port", str(port)),
-    ]
-
-
-def wait_until_ready(
-    place: RunningServer, process: subprocess.Popen[bytes], instances: int, log: Path
-) -> None:
-    """Return when the gateway serves with as many instances as there are. Raises UpstreamError if it does not."""
-    deadline_s = time.monotonic() + GATEWAY_START_S
-    while ready_instances(place.url) < instances:
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            raise UpstreamError(why_not_ready(f"the gateway at {place.url} did not get ready", log))
-        time.sleep(_POLL_S)
+    return headway_command("serve", *joined, "--router", system.router, "--port", str(port))
 
 
 class GatewayInstance(msgspec.Struct):

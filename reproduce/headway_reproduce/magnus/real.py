@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from random import Random
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
 from headway.core.length_estimate import LengthEstimate
 from headway.engine.demo_model import DEMO
 from headway.engine.servers.server_command import server_command
-from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings
 from headway.errors import SimulationError
 from headway.lab.papers import Tell
-from headway.lab.server import START_TIMEOUT_S, free_port
+from headway.lab.server import free_port, vllm_server
 from headway.loadgen import BatchPlan, ReplayOptions, replay, replay_batches
 from headway.predict.lengths.facts import LengthPredictor, RequestFacts, SharedPrefix
 from headway.results import Summary, summarize
@@ -64,8 +64,10 @@ def _measure(tell: Tell) -> RealRuns:
     address = ("127.0.0.1", free_port())
     command = server_command(DEMO, EngineSettings(policy=TODAY), address, SERVER_FLAGS)
     tell("real engine: starting vLLM")
-    with TemporaryFile() as log, ServerProcess(command.arguments, address, log=log) as server:
-        server.wait_ready(START_TIMEOUT_S)
+    with (
+        TemporaryDirectory() as folder,
+        vllm_server(command, address, Path(folder) / "log", name="real engine") as server,
+    ):
         results = serve_policies(server.url, training, requests, tell)
     return RealRuns(requests=len(requests), results=results)
 

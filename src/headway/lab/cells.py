@@ -27,9 +27,8 @@ from headway.explain.explanation import Explanation
 from headway.explain.story import Story
 from headway.json_file import read_json, write_json
 from headway.lab.grid import GridCell, PolicyGrid
-from headway.lab.kept_runs import Manifest, open_folder
+from headway.lab.kept_runs import Manifest, each_done, is_alone, only, open_folder
 from headway.lab.policy_choice import label
-from headway.lab.processes import in_processes
 from headway.lab.simulation import CellResult, Scenario, run_cell
 from headway.results import RecordWriter, RunMeta, load_folder, start_run, write_info
 from headway.results.run_folder import RECORDS_SUFFIX, run_file, seed_folder
@@ -110,9 +109,11 @@ Tick = Callable[[int], None]
 """Hears how many requests more have ended."""
 
 
-def run_cells(
-    scenario: Scenario, folder: CellFolder, *, jobs: int, tick: Tick = lambda requests: None
-) -> list[CellResult]:
+def silent(requests: int) -> None:
+    """A tick that nothing listens to."""
+
+
+def run_cells(scenario: Scenario, folder: CellFolder, *, jobs: int, tick: Tick = silent) -> list[CellResult]:
     """Run the cells of the folder's grid that are not done, in up to `jobs` processes; all results, in order.
 
     What is written does not depend on `jobs`. With one process, or one cell to run, everything happens in this
@@ -123,24 +124,21 @@ def run_cells(
     done = {cell: result for cell in cells if (result := folder.result(cell)) is not None}
     for result in done.values():
         tick(result.summary.requests)
-    todo = [cell for cell in cells if cell not in done]
+    todo = [(cell,) for cell in cells if cell not in done]
+    alone = is_alone(todo, jobs)
+    do = partial(run_to_folder, scenario, folder, tick=tick if alone else silent)
     try:
-        if min(jobs, len(todo)) <= 1:
-            for cell in todo:
-                done[cell] = run_to_folder(scenario, folder, cell, tick)
-        else:
-            with closing(in_processes(partial(run_to_folder, scenario, folder), todo, jobs)) as results:
-                for result in results:
-                    done[result.cell] = result
+        with closing(each_done(todo, partial(only, do), jobs)) as found:
+            for cell, result in found:
+                done[cell] = result
+                if not alone:
                     tick(result.summary.requests)
     finally:
         folder.sweep_up()
     return [done[cell] for cell in cells]
 
 
-def run_to_folder(
-    scenario: Scenario, folder: CellFolder, cell: GridCell, tick: Tick = lambda requests: None
-) -> CellResult:
+def run_to_folder(scenario: Scenario, folder: CellFolder, cell: GridCell, tick: Tick = silent) -> CellResult:
     """Run one cell and put its records and what it came to in the folder; nothing if it does not come to its end."""
     try:
         with folder.writer(cell) as writer:
@@ -163,7 +161,7 @@ _SHOWN_IDS = 5
 
 
 def explain(
-    scenario: Scenario, cell: GridCell, request_id: str, tick: Tick = lambda requests: None
+    scenario: Scenario, cell: GridCell, request_id: str, tick: Tick = silent
 ) -> tuple[Story, Explanation | None]:
     """The story of one request in one cell, and why it took as long; None if it ended before any step was planned.
 
@@ -179,7 +177,7 @@ def explain(
 
 
 def trace_schedule(
-    scenario: Scenario, cell: GridCell, path: Path, tick: Tick = lambda requests: None
+    scenario: Scenario, cell: GridCell, path: Path, tick: Tick = silent
 ) -> tuple[CellResult, ChromeTrace]:
     """Run one cell and write its schedule to `path`, compressed if it ends in `.gz`.
 

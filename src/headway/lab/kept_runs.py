@@ -32,6 +32,8 @@ FILE = "runs.jsonl"
 
 RunT = TypeVar("RunT", bound=Digested)
 ResultT = TypeVar("ResultT")
+_Run = TypeVar("_Run")
+"""A run of any kind, kept by a digest or otherwise."""
 
 
 class _Line(msgspec.Struct, Generic[ResultT], frozen=True):
@@ -112,7 +114,7 @@ def run_kept(
     processes ended and what is done kept. The first run that raises ends the others.
     """
     todo = [run for run in runs if kept.result(run) is None]
-    run_groups([(run,) for run in todo], kept, partial(_only, work), jobs=jobs, tick=tick)
+    run_groups([(run,) for run in todo], kept, partial(only, work), jobs=jobs, tick=tick)
 
 
 def run_groups(
@@ -127,40 +129,58 @@ def run_groups(
 
     `work` is given a group and what the first of its runs came to, and says what the next one does.
     """
-    jobs = jobs or os.cpu_count() or 1
-    do = partial(_one_more, work)
-    begun: list[_Begun[RunT, ResultT]] = [(group, ()) for group in groups]
-    alone = min(jobs, len(groups)) <= 1
-    found = _here(do, begun) if alone else in_processes(do, begun, jobs, then=_unless_done)
-    with kept.adding() as add, closing(found):
-        for runs, results in found:
-            add(runs[len(results) - 1], results[-1])
+    with kept.adding() as add, closing(each_done(groups, work, jobs)) as found:
+        for run, result in found:
+            add(run, result)
             tick()
 
 
-_Begun = tuple[Sequence[RunT], Sequence[ResultT]]
+def is_alone(groups: Sequence[Sequence[_Run]], jobs: int | None) -> bool:
+    """Whether this process does the runs itself: where there is but one job, or one group."""
+    return min(jobs or os.cpu_count() or 1, len(groups)) <= 1
+
+
+def each_done(
+    groups: Sequence[Sequence[_Run]],
+    work: Callable[[Sequence[_Run], Sequence[ResultT]], ResultT],
+    jobs: int | None,
+) -> Generator[tuple[_Run, ResultT], None, None]:
+    """Each run and what it came to, as it is done, here or in up to `jobs` processes."""
+    do = partial(_one_more, work)
+    begun: list[_Begun[_Run, ResultT]] = [(group, ()) for group in groups]
+    if is_alone(groups, jobs):
+        found = _here(do, begun)
+    else:
+        found = in_processes(do, begun, jobs or os.cpu_count() or 1, then=_unless_done)
+    with closing(found):
+        for runs, results in found:
+            yield runs[len(results) - 1], results[-1]
+
+
+_Begun = tuple[Sequence[_Run], Sequence[ResultT]]
 """A group, and what the first of its runs came to."""
 
 
-def _only(work: Callable[[RunT], ResultT], runs: Sequence[RunT], results: Sequence[ResultT]) -> ResultT:
+def only(work: Callable[[_Run], ResultT], runs: Sequence[_Run], results: Sequence[ResultT]) -> ResultT:
+    """What the next run of a group comes to where none answers another."""
     return work(runs[len(results)])
 
 
 def _one_more(
-    work: Callable[[Sequence[RunT], Sequence[ResultT]], ResultT], begun: _Begun[RunT, ResultT]
-) -> _Begun[RunT, ResultT]:
+    work: Callable[[Sequence[_Run], Sequence[ResultT]], ResultT], begun: _Begun[_Run, ResultT]
+) -> _Begun[_Run, ResultT]:
     runs, results = begun
     return runs, (*results, work(runs, results))
 
 
-def _unless_done(begun: _Begun[RunT, ResultT]) -> _Begun[RunT, ResultT] | None:
+def _unless_done(begun: _Begun[_Run, ResultT]) -> _Begun[_Run, ResultT] | None:
     runs, results = begun
     return begun if len(results) < len(runs) else None
 
 
 def _here(
-    do: Callable[[_Begun[RunT, ResultT]], _Begun[RunT, ResultT]], groups: Sequence[_Begun[RunT, ResultT]]
-) -> Generator[_Begun[RunT, ResultT], None, None]:
+    do: Callable[[_Begun[_Run, ResultT]], _Begun[_Run, ResultT]], groups: Sequence[_Begun[_Run, ResultT]]
+) -> Generator[_Begun[_Run, ResultT], None, None]:
     for group in groups:
         begun = _unless_done(group)
         while begun is not None:

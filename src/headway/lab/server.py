@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -57,9 +58,25 @@ def vllm_server(
         yield server
 
 
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A running server: where it is, and the process that it and its descendants are."""
+
+    url: str
+    pid: int
+
+
 @contextmanager
-def headway_command(words: Sequence[str], port: int, log: Path, *, ready: str = "/health") -> Iterator[str]:
-    """The URL of what `headway WORDS` serves on a port, once the path `ready` answers.
+def command_server(
+    command: Sequence[str],
+    port: int,
+    log: Path,
+    *,
+    name: str = "the deployment",
+    ready: str | Callable[[str], bool] = "/health",
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[RunningServer]:
+    """What a command serves on a port, once it is ready: a path of it answers, or a function of its URL says so.
 
     The command and every process it started end with the block, and with this process if that is killed. Raises
     UpstreamError if the command does not get ready, with what its log says of it.
@@ -67,26 +84,29 @@ def headway_command(words: Sequence[str], port: int, log: Path, *, ready: str = 
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headway.cli", *words],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
+            env=environment,
             start_new_session=True,
             preexec_fn=partial(signal_with_parent, signal.SIGTERM),
         )
+        server = RunningServer(f"http://{HOST}:{port}", process.pid)
         try:
-            _wait(process, port, ready, log)
-            yield f"http://{HOST}:{port}"
+            deadline_s = time.monotonic() + DEPLOY_TIMEOUT_S
+            while not (_answers(port, ready) if isinstance(ready, str) else ready(server.url)):
+                if process.poll() is not None or time.monotonic() > deadline_s:
+                    raise UpstreamError(why_not_ready(f"{name} did not get ready", log))
+                time.sleep(_POLL_S)
+            yield server
         finally:
             _end(process)
 
 
-def _wait(process: subprocess.Popen[bytes], port: int, path: str, log: Path) -> None:
-    deadline_s = time.monotonic() + DEPLOY_TIMEOUT_S
-    while not _answers(port, path):
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            raise UpstreamError(why_not_ready("the deployment did not get ready", log))
-        time.sleep(_POLL_S)
+def headway_command(*words: str) -> list[str]:
+    """The command line of `headway WORDS` in this environment."""
+    return [sys.executable, "-m", "headway.cli", *words]
 
 
 def _answers(port: int, path: str) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headway.core.slo import Slo
 from headway.lab.policy_choice import OWN_PARTS, uses_predictions
-from headway.lab.server import headway_command
+from headway.lab.server import command_server, headway_command
 from headway.planner.machine import NO_POOL, Configuration, Machine, Node
 from headway.policies.hand_off import hands_off, presets_of
 
@@ -124,5 +124,5 @@ def deployed(words: Sequence[str], port: int, log: Path, records: Path) -> Itera
     # A gateway is alive before its instances are; a single server is ready once it is alive.
     started = as_started(words, port, ("--records", str(records)))
     ready = "/ready" if "--pools" in words or "--instances" in words else "/health"
-    with headway_command(started, port, log, ready=ready) as url:
-        yield url
+    with command_server(headway_command(*started), port, log, ready=ready) as server:
+        yield server.url

@@ -33,11 +33,11 @@ from bench.cost.gateway_proxies import (
     RUST,
     Client,
     Heard,
-    Running,
     commands,
     completion,
 )
 from bench.cost.sse_servers import DONE, STAMP_DIGITS, event
+from headway.lab.server import RunningServer
 
 
 def turn(ttfb_ms: list[float], token_ms: list[float], *, wall_s: float = 1.0, cpu_s: float = 0.0) -> Turn:
@@ -118,18 +118,18 @@ def test_the_rust_router_is_compared_only_where_it_is() -> None:
 
 
 @pytest.fixture(scope="module")
-def upstream() -> Iterator[Running]:
+def upstream() -> Iterator[RunningServer]:
     with gateway_proxies.stub() as running:
         yield running
 
 
 @pytest.fixture
-def stub(upstream: Running) -> str:
+def stub(upstream: RunningServer) -> str:
     return upstream.url
 
 
 @pytest.mark.slow
-def test_a_round_on_the_stub_alone_adds_nothing_to_it(upstream: Running) -> None:
+def test_a_round_on_the_stub_alone_adds_nothing_to_it(upstream: RunningServer) -> None:
     turns = Bench({DIRECT: upstream}, 0.1).rounds(1)
     found = report(turns)[DIRECT]
     assert found["errors"] == 0

@@ -11,7 +11,6 @@ from headway_reproduce.ascendra.real_servers import (
     GatewayInstance,
     GatewayState,
     HandOffs,
-    RunningServer,
     gateway,
     gateway_command,
     ready_instances,
@@ -35,6 +34,7 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, SimulationError, UpstreamError
 from headway.lab.process_cpu import ThreadTime, Usage
+from headway.lab.server import RunningServer
 from headway.results import Summary, summarize
 from headway.routing.pools import instance_names
 
