@@ -128,7 +128,7 @@ import json, sys
 from headway.engine import register
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.vllm.model_free import engine_config
-from headway.engine.vllm.start import scheduler_class
+from headway.engine.step.scheduler import scheduler_class
 from headway.engine.vllm.seams import PATCHES, changed
 
 register()

@@ -17,11 +17,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from headway.engine import HeadwayScheduler
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.kv.host import HostKv
-from headway.engine.step.scheduler import AsyncPolicyScheduler, PolicyScheduler
+from headway.engine.step.scheduler import AsyncPolicyScheduler, PolicyScheduler, scheduler_class
 from headway.engine.vllm.model_free import StepLog, engine_config, make_scheduler
 from headway.engine.vllm.seams import PATCHES, SCHEDULING, changed, missing
 from headway.engine.vllm.self_check import compare_logs, features_in_use, self_check
-from headway.engine.vllm.start import RUST_FRONT_END, refuse_unsupported, scheduler_class
+from headway.engine.vllm.start import RUST_FRONT_END, refuse_unsupported
 from headway.errors import ConfigError, HeadwayError, SeamError
 
 pytestmark = pytest.mark.vllm

@@ -447,3 +447,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
 class AsyncPolicyScheduler(PolicyScheduler, AsyncScheduler):  # type: ignore[misc]
     """`PolicyScheduler` over vLLM's asynchronous scheduler, which comes next in the method resolution order."""
+
+
+def scheduler_class(vllm_config: VllmConfig) -> type[PolicyScheduler]:
+    """Ours over the base stock would pick: AsyncScheduler exactly when scheduling is asynchronous."""
+    asynchronous = vllm_config.scheduler_config.async_scheduling
+    return AsyncPolicyScheduler if asynchronous else PolicyScheduler

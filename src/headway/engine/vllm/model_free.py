@@ -22,7 +22,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from headway.engine.kv.copies import CopyOrders, CopyReport
 from headway.engine.kv.host import HostKv
-from headway.engine.vllm.start import scheduler_class
+from headway.engine.step.scheduler import scheduler_class
 
 BLOCK_SIZE = 32
 """Tokens a KV block: what the CPU backend's attention wants."""

@@ -60,6 +60,8 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         preset = settings.preset()
     if has_rust_front_end():
         logger.warning(RUST_FRONT_END)
+    from headway.engine.step.scheduler import scheduler_class  # needs names that vLLM may lack
+
     scheduler = scheduler_class(vllm_config)
     policy = build_policy(preset)
     transfer = vllm_config.kv_transfer_config
@@ -93,14 +95,6 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         )
     logger.info("Headway policy %s (%s), %s", preset.name, preset.summary, scheduler.__name__)
     return scheduler(vllm_config, *args, **kwargs)
-
-
-def scheduler_class(vllm_config: Any) -> type[Any]:
-    """Ours over the base stock would pick: AsyncScheduler exactly when scheduling is asynchronous."""
-    from headway.engine.step.scheduler import AsyncPolicyScheduler, PolicyScheduler
-
-    asynchronous = vllm_config.scheduler_config.async_scheduling
-    return AsyncPolicyScheduler if asynchronous else PolicyScheduler
 
 
 def check_names() -> None:
