@@ -5,11 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from argparse import ArgumentParser, RawTextHelpFormatter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
+from headway.lab.processes import in_processes
 from headway.policies.eviction.proactive import Proactive
 from headway.policies.presets import Preset, build_policy, known_presets
+
+_Run = TypeVar("_Run", bound=Hashable)
+_Found = TypeVar("_Found")
 
 
 def say(line: str) -> None:
@@ -78,3 +84,21 @@ def moves_ahead(preset: Preset) -> bool:
     """Whether it copies KV to the host and back before it has to."""
     eviction = build_policy(preset).eviction
     return isinstance(eviction, Proactive) and eviction.ahead and not eviction.drop
+
+
+def all_done(
+    work: Callable[[_Run], _Found],
+    todo: Sequence[_Run],
+    jobs: int,
+    told: Callable[[_Run, _Found], str] | None = None,
+) -> dict[_Run, _Found]:
+    """What `work`, a function of a module, makes of each run, in up to `jobs` processes; says how far it is."""
+    found: dict[_Run, _Found] = {}
+    for run, result in in_processes(partial(_named, work), todo, jobs):
+        found[run] = result
+        say(f"{len(found)} of {len(todo)}: {run if told is None else told(run, result)}")
+    return {run: found[run] for run in todo}
+
+
+def _named(work: Callable[[_Run], _Found], run: _Run) -> tuple[_Run, _Found]:
+    return run, work(run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -11,7 +11,7 @@ from headway.core.record import Record
 from headway.core.slo import Slo
 from headway.predict.steps.fitting import quantile
 from headway.results import Summary, met_targets, summarize
-from headway.results.metrics import ends
+from headway.results.metrics import ends, jct_s
 
 GOODPUT, MEAN_JCT = "goodput", "mean_jct_s"
 METRICS = (GOODPUT, MEAN_JCT)
@@ -97,9 +97,14 @@ def p99(values: Sequence[float]) -> float:
     return quantile(sorted(values), 0.99)
 
 
-def latencies(jcts_s: Sequence[float]) -> dict[str, float]:
+def jcts_s(records: Iterable[Record]) -> list[float]:
+    """Each request's completion time; of one that was not answered, 0."""
+    return [jct_s(record) or 0.0 for record in records]
+
+
+def latencies(times_s: Sequence[float]) -> dict[str, float]:
     """Mean and tail of completion times."""
-    return {"mean_jct_s": fmean(jcts_s), "p99_jct_s": p99(jcts_s)}
+    return {"mean_jct_s": fmean(times_s), "p99_jct_s": p99(times_s)}
 
 
 def means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
+from statistics import fmean
+from typing import TypeVar
 
 import msgspec
 from headway_reproduce.mid_model import ensure_mid_model
 
 from bench.command import say
 from bench.gain.broken_predictions import Change, GovernorWatch, told_wrongly, wrong_by
+from bench.side_by_side import Gauge, Lane, compared, measure_side_by_side
 from bench.streams import estimates_of
 from headway.core.record import Outcome, Record
 from headway.engine.kv.host import HostKv
@@ -24,6 +29,7 @@ from headway.engine.profiling.profile import Identity, Measurements, Profiler, c
 from headway.engine.settings import EngineSettings
 from headway.engine.step.guard import GuardedPolicy
 from headway.engine.vllm.stepped_engine import SteppedEngine, StockPolicy
+from headway.lab.policy_bench import at_once
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.real_engine import EngineClock, Served, serve, served_rps
 from headway.lab.simulation import simulate_policy
@@ -33,6 +39,7 @@ from headway.sim.lengths import GivenLengths
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System
 from headway.traces import TraceRequest
+from headway.whole_file import write_whole
 
 # ---- contenders --------------------------------------------------------------------------------------
 
@@ -165,11 +172,6 @@ def _record(request: TraceRequest, served: Served) -> Record:
     )
 
 
-def at_once(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """The same requests, all there when the stream begins."""
-    return [replace(request, arrival_s=0.0) for request in requests]
-
-
 def capacity_rps(
     engine: SteppedEngine,
     clock: EngineClock,
@@ -240,6 +242,48 @@ class EngineSpec:
             yield engine
         finally:
             engine.close()
+
+
+def side_by_side(runs: Iterable[Run]) -> list[list[Run]]:
+    """The runs of each seed and load, which serve together."""
+    return compared(runs, by=lambda run: (run.seed, run.load))
+
+
+def keep_runs(
+    out: Path,
+    spec: EngineSpec,
+    runs: Iterable[Run],
+    requests_of: Callable[[Run], Sequence[TraceRequest]],
+    *,
+    own_stops: bool = True,
+    gauge: Gauge[SteppedEngine] | None = None,
+) -> None:
+    """Do the runs that are not kept yet, those of one seed and load side by side, and keep each in a file."""
+
+    def lane(run: Run) -> Lane[SteppedEngine, KeptRun]:
+        def keep(found: KeptRun) -> None:
+            write_whole(run.file(out), msgspec.json.encode(found))
+            say(f"{run.file(out).stem}: mean JCT {fmean(found.jcts_s):.3f} s of {len(found.served)} requests")
+
+        work = partial(do_run, run=run, requests=requests_of(run), own_stops=own_stops)
+        return Lane(spec.of(run.contender), work, keep)
+
+    todo = [run for run in dict.fromkeys(runs) if not run.file(out).exists()]
+    measure_side_by_side([[lane(run) for run in group] for group in side_by_side(todo)], say, gauge)
+
+
+_Engine = TypeVar("_Engine", bound=SteppedEngine)
+
+
+def kept_apart(start: Callable[[], _Engine]) -> _Engine:
+    """An engine with its worker on the first cores and this loop on the last, so that they do not trade places."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    if len(cores) > 1:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores[:-1])))
+    engine = start()
+    os.sched_setaffinity(0, cores[-1:])
+    return engine
 
 
 # ---- the same on a virtual clock -----------------------------------------------------------------------

@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 import numpy as np
 import uvloop
+from headway_reproduce.process_cpu import usage
 
 from bench.command import command_line, say
 from bench.cost.gateway_proxies import (
@@ -53,7 +54,6 @@ from bench.cost.gateway_proxies import (
     running,
 )
 from headway.errors import ConfigError, UpstreamError
-from headway.lab.process_cpu import usage
 from headway.lab.server import RunningServer
 
 # ---- figures -----------------------------------------------------------------------------------------

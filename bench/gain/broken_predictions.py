@@ -25,7 +25,7 @@ from typing import Any, Protocol, runtime_checkable
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.command import command_line, jobs_option, markdown_option, stream_options
+from bench.command import all_done, command_line, jobs_option, markdown_option, stream_options
 from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, loss, mean, number, values
 from bench.gain.predicted import (
     HARDWARE,
@@ -44,7 +44,6 @@ from headway.core.record import Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.lab.processes import in_processes
 from headway.lab.simulation import simulate_policy
 from headway.policies.policy import Policy
 from headway.policies.presets import find_preset
@@ -413,12 +412,7 @@ def report(plan: Plan, jobs: int) -> dict[str, Any]:
     rates = {system: capacity(system) for system in plan.systems}
     targets = {system: light_targets(system, rates[system]) for system in plan.systems}
     todo = list(plan.cells(rates, targets))
-    found: dict[BrokenCell, Found] = {}
-    for each in in_processes(run, todo, jobs):
-        found[each.cell] = each
-        print(f"\r{len(found)} of {len(todo)}", end="", file=sys.stderr, flush=True)
-    print(file=sys.stderr)
-    cells = tabled([found[cell] for cell in todo])
+    cells = tabled(list(all_done(run, todo, jobs).values()))
     return {
         "measured_on": "simulated",
         "hardware": HARDWARE,

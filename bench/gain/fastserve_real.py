@@ -28,7 +28,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -37,31 +37,27 @@ from typing import Any
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-import msgspec
 
 from bench.command import command_line, markdown_option, out_option, say, stream_options
-from bench.figures import latencies, p99
+from bench.figures import jcts_s, latencies, p99
 from bench.real_runs import (
     MID,
     STOCK,
     CapacityFacts,
     Contender,
     EngineSpec,
-    KeptRun,
     Run,
     TwinEngine,
-    at_once,
     capacity_rps,
-    do_run,
+    keep_runs,
     kept,
     profiled,
 )
-from bench.side_by_side import Lane, compared, measure_side_by_side
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import HeadwayError
 from headway.json_file import made_once
 from headway.lab.kept_runs import open_folder
+from headway.lab.policy_bench import at_once
 from headway.lab.real_engine import Served, WallTime
 from headway.traces import Gamma, TraceRequest, Zipf, generate
 from headway.whole_file import write_whole
@@ -141,20 +137,7 @@ class Measured:
 
     def do(self, runs: Sequence[Run]) -> None:
         """Serve those that are not kept yet, those of one load and seed side by side."""
-        todo = [run for run in dict.fromkeys(runs) if not run.file(self.out).exists()]
-        groups = compared(todo, by=lambda run: (run.seed, run.load))
-        measure_side_by_side([[self._lane(run) for run in group] for group in groups], say)
-
-    def _lane(self, run: Run) -> Lane[SteppedEngine, KeptRun]:
-        def keep(found: KeptRun) -> None:
-            write_whole(run.file(self.out), msgspec.json.encode(found))
-            say(
-                f"{self.out.name}, seed {run.seed}: {run.contender.name} ({run.seats} seats) at load {run.load:g}: "
-                f"mean JCT {fmean(found.jcts_s):.2f} s of {len(found.served)} requests"
-            )
-
-        work = partial(do_run, run=run, requests=self.requests(run), own_stops=False)
-        return Lane(self.engine.of(run.contender), work, keep)
+        keep_runs(self.out, self.engine, runs, self.requests, own_stops=False)
 
     def served(self, run: Run) -> list[Served]:
         """What a run came to."""
@@ -218,11 +201,9 @@ def cell(measured: Measured, pairs: Sequence[Pair], engine: TwinEngine) -> dict[
     def said_s(contender: Contender) -> list[float]:
         """What the simulator says of the same streams."""
         runs = [replace(run, contender=contender) for run, _ in pairs]
-        return [
-            (record.finished_s or 0.0) - record.arrival_s
-            for run in runs
-            for record in engine.records(run, measured.requests(run), max_output_tokens=MAX_OUTPUT_TOKENS)
-        ]
+        limit = MAX_OUTPUT_TOKENS
+        found = [engine.records(run, measured.requests(run), max_output_tokens=limit) for run in runs]
+        return jcts_s(record for records in found for record in records)
 
     theirs_s, ours_s = said_s(STOCK), said_s(FASTSERVE)
     return {

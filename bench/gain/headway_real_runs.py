@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from math import inf
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from bench.command import say
 from bench.figures import GOODPUT, MEAN_JCT, METRICS
@@ -25,13 +23,12 @@ from bench.real_runs import (
     KeptRun,
     Run,
     TwinEngine,
-    at_once,
     capacity_rps,
-    do_run,
+    keep_runs,
     kept,
     records,
 )
-from bench.side_by_side import Gauge, Lane, compared, measure_side_by_side
+from bench.side_by_side import Gauge
 from bench.streams import (
     MAX_OUTPUT_TOKENS,
     NONE,
@@ -47,11 +44,11 @@ from headway.engine.demo_model import DEMO
 from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.json_file import made_once
 from headway.lab.kept_runs import open_folder
+from headway.lab.policy_bench import at_once
 from headway.lab.real_engine import EngineClock, WallTime, serve
 from headway.predict.steps.calibration import StepSeconds
 from headway.results import Summary, summarize
 from headway.traces import TraceRequest
-from headway.whole_file import write_whole
 
 SLOTS = 64
 """Requests an engine holds at once: the most seats of stock, and Headway's worker slots for those that pause."""
@@ -153,6 +150,10 @@ class Plan:
         """The requests of a kind of clients: the same for every system, and but for who asks for every kind."""
         drawn = untaught_stream(load * self.prepared.capacity_rps, self.seconds, seed)
         return asked_by(drawn, kind, self.targets, seed)
+
+    def requests(self, run: Run) -> list[TraceRequest]:
+        """The stream of a run."""
+        return self.stream(run.kind or NONE, run.load, run.seed)
 
     # ---- stock alone -----------------------------------------------------------------------------------
 
@@ -282,31 +283,11 @@ def throughput_rps(engine: SteppedEngine, clock: EngineClock, *, seats: int) -> 
 
 
 def measure(plan: Plan, runs: Sequence[Run]) -> None:
-    """Do all runs that are not kept yet, those of one load and seed side by side."""
-    todo = [run for run in dict.fromkeys(runs) if not run.file(plan.out).exists()]
+    """Do all runs that are not kept yet; clocks go by the machine's speed, by which capacity is what it was."""
     found = plan.prepared
     work = partial(throughput_rps, seats=found.capacity_seats)
     gauge = Gauge(plan.engine.of(STOCK), work, found.capacity_rps)
-    measure_side_by_side([[_lane(plan, run) for run in group] for group in side_by_side(todo)], say, gauge)
-
-
-def side_by_side(runs: Iterable[Run]) -> list[list[Run]]:
-    """The runs of each seed and load that serve together."""
-    return compared(runs, by=lambda run: (run.seed, run.load))
-
-
-def _lane(plan: Plan, run: Run) -> Lane[SteppedEngine, KeptRun]:
-    requests = plan.stream(run.kind or NONE, run.load, run.seed)
-
-    def keep(found: KeptRun) -> None:
-        write_whole(run.file(plan.out), msgspec.json.encode(found))
-        mean_jct_s = summarize(records(requests, found.served)).mean_jct_s or 0.0
-        say(
-            f"seed {run.seed}: {run.contender.name} ({run.kind or 'all kinds'}, {run.seats} seats) at load "
-            f"{run.load:g}: mean JCT {mean_jct_s:.3f} s of {len(requests)} requests"
-        )
-
-    return Lane(plan.engine.of(run.contender), partial(do_run, run=run, requests=requests), keep)
+    keep_runs(plan.out, plan.engine, runs, plan.requests, gauge=gauge)
 
 
 # ---- simulated ---------------------------------------------------------------------------------------

@@ -22,10 +22,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.command import command_line, jobs_option, markdown_option, say
+from bench.command import all_done, command_line, jobs_option, markdown_option
 from bench.gain.regret_workloads import DATA
 from bench.gain.routers import MACHINE, WARM_UP_SHARE, capacity_rps, window
-from headway.lab.processes import in_processes
 from headway.lab.simulation import simulate_policy
 from headway.results import summarize
 from headway.sim.limits import KvTier
@@ -70,7 +69,7 @@ def requests_of(workload: str, load: float, data: Path, capacity: float) -> Sequ
     return load_trace(CONVERSATIONS)
 
 
-def measured(run: TierRun, data: Path, capacity: float) -> tuple[TierRun, dict[str, float]]:
+def measured(run: TierRun, data: Path, capacity: float) -> dict[str, float]:
     """What a run came to, over the requests that came after the warm-up; the shares are over all."""
     requests = requests_of(run.workload, run.load, data, capacity)
     whole = system(TIERS[run.tier])
@@ -80,7 +79,7 @@ def measured(run: TierRun, data: Path, capacity: float) -> tuple[TierRun, dict[s
     [totals] = result.totals.values()
     prompts = sum(request.input_tokens for request in requests)
     loaded = totals.swapped_in_blocks * whole.limits.block_size
-    return run, {
+    return {
         "mean_jct_s": summary.mean_jct_s or 0.0,
         "mean_ttft_s": summary.mean_ttft_s or 0.0,
         "found": (totals.cached_tokens - loaded) / prompts,
@@ -96,10 +95,7 @@ def report(workloads: Sequence[str], policies: Sequence[str], data: Path, jobs: 
         for workload in workloads
         for load, policy, tier in product(LOADS[workload], policies, TIERS)
     ]
-    found: dict[TierRun, dict[str, float]] = {}
-    for run, figures in in_processes(partial(measured, data=data, capacity=capacity), todo, jobs):
-        found[run] = figures
-        say(f"{len(found)} of {len(todo)}: {run}: mean JCT {figures['mean_jct_s']:.3g} s")
+    found = all_done(partial(measured, data=data, capacity=capacity), todo, jobs)
     return {
         "measured_on": "simulated",
         "hardware": MACHINE.hardware,

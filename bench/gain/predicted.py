@@ -23,14 +23,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 from statistics import fmean
 
+from bench.command import all_done
+from bench.figures import jcts_s
 from headway.lab.engine_sizes import EngineSizes, engine_limits
-from headway.lab.processes import in_processes
+from headway.lab.policy_bench import at_once
 from headway.lab.simulation import simulate_policy
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
@@ -98,12 +99,7 @@ def main() -> None:
     loads, seeds = ((0.8, 1.2), 1) if arguments.quick else (LOADS, SEEDS)
     capacity_rps = {name: capacity(name) for name in SYSTEMS}
     todo = list(cells(capacity_rps, loads, seeds))
-    found: dict[PredictedCell, Figures] = {}
-    for cell, figures in in_processes(measured, todo, arguments.jobs):
-        found[cell] = figures
-        print(f"\r{len(found)} of {len(todo)}", end="", file=sys.stderr)
-    print(file=sys.stderr)
-    table = averaged({cell: found[cell] for cell in todo})
+    table = averaged(all_done(measured, todo, arguments.jobs))
     exceptions = broken_promises(table)
     systems = {
         name: {
@@ -155,13 +151,13 @@ def _of_a_client(request: TraceRequest, rng: Random) -> TraceRequest:
 
 def capacity(system: str) -> float:
     """Requests a second that `vllm` serves when all are there from the start."""
-    backlog = [replace(request, arrival_s=0.0) for request in requests(1.0, 0)]
+    backlog = at_once(requests(1.0, 0))
     return REQUESTS / simulated(backlog, PredictedCell(system, 0.0, 0, "vllm", "none", 0.0))["end_s"]
 
 
-def measured(cell: PredictedCell) -> tuple[PredictedCell, Figures]:
-    """A cell and what it came to."""
-    return cell, simulated(requests(cell.rate_rps, cell.seed), cell)
+def measured(cell: PredictedCell) -> Figures:
+    """What a cell came to."""
+    return simulated(requests(cell.rate_rps, cell.seed), cell)
 
 
 def simulated(trace: Sequence[TraceRequest], cell: PredictedCell) -> Figures:
@@ -176,7 +172,7 @@ def simulated(trace: Sequence[TraceRequest], cell: PredictedCell) -> Figures:
     )
     records = result.records
     assert len(records) == len(trace), "requests were lost"
-    jct_s = sorted((record.finished_s or 0.0) - record.arrival_s for record in records)
+    jct_s = sorted(jcts_s(records))
     return {
         "mean_jct_s": fmean(jct_s),
         "p99_jct_s": jct_s[int(0.99 * len(jct_s))],

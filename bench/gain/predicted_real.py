@@ -35,14 +35,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 import msgspec
 
 from bench.command import command_line, out_option, say, stream_options
-from bench.figures import latencies
+from bench.figures import jcts_s, latencies
 from bench.real_runs import (
     CapacityFacts,
     Contender,
     EngineSpec,
     Run,
     TwinEngine,
-    at_once,
     do_run,
     kept,
     profiled,
@@ -52,6 +51,7 @@ from headway.core.prediction_quality import kendall_tau
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
 from headway.json_file import made_once
+from headway.lab.policy_bench import at_once
 from headway.lab.real_engine import Served, WallTime, serve, served_rps
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole
@@ -131,8 +131,7 @@ class Bench:
 
     def simulated_jcts_s(self, engine: TwinEngine, run: Run) -> list[float]:
         """What the simulator says of the same stream, its answers as long as they are packaged."""
-        found = engine.records(run, self.requests(run), max_output_tokens=MAX_OUTPUT_TOKENS)
-        return [(record.finished_s or 0.0) - record.arrival_s for record in found]
+        return jcts_s(engine.records(run, self.requests(run), max_output_tokens=MAX_OUTPUT_TOKENS))
 
 
 def run_of(contender: str, load: float, seed: int) -> Run:

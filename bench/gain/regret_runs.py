@@ -11,6 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 
+from bench.figures import jcts_s
 from bench.gain.on_time_oracle import on_time_policy
 from bench.gain.regret_workloads import (
     CLASSES,
@@ -34,7 +35,7 @@ from headway.lab.simulation import simulate_policy
 from headway.policies.presets import POOLED, Preset, find_preset, known_presets
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR
 from headway.predict.lengths.choice import NONE as NO_PREDICTOR
-from headway.results.metrics import ends, jct_s, met_targets
+from headway.results.metrics import ends, met_targets
 from headway.sim.killed_steps import KILLING_ROWS
 from headway.sim.simulation import PolicyFactory
 from headway.traces import TraceRequest
@@ -337,7 +338,7 @@ def mean_jct_s(measured: Sequence[Record]) -> float | None:
     """Mean job completion time; None if some request did not finish, or there are none."""
     if not measured or any(record.outcome is not Outcome.FINISHED for record in measured):
         return None
-    return fmean(jct_s(record) or 0.0 for record in measured)
+    return fmean(jcts_s(measured))
 
 
 def kept_runs(root: Path) -> Kept[RegretRun, RegretResult]:

@@ -24,11 +24,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.command import command_line, jobs_option, markdown_option, say
+from bench.command import all_done, command_line, jobs_option, markdown_option, say
 from bench.figures import means
 from bench.gain.regret_workloads import DATA, MACHINES, ServedWorkload, known_workloads
 from bench.streams import conversations
 from headway.core.record import Record
+from headway.lab.policy_bench import at_once
 from headway.lab.processes import in_processes
 from headway.lab.simulation import simulate_policy
 from headway.results import summarize
@@ -101,7 +102,7 @@ def served(requests: Sequence[TraceRequest], run: RouterRun, instances: int) -> 
 def capacity_rps(workload: str, data: Path) -> tuple[str, float]:
     """Requests a second that one engine under stock's order gets through, all being there at once."""
     if workload in OWN:
-        backlog = [replace(each, arrival_s=0.0) for each in OWN[workload](10.0, WINDOW_S, BACKLOG_SEED)]
+        backlog = at_once(OWN[workload](10.0, WINDOW_S, BACKLOG_SEED))
     else:
         backlog = list(ServedWorkload(workload, MACHINE, data).backlog())
     records, _ = served(
@@ -110,19 +111,24 @@ def capacity_rps(workload: str, data: Path) -> tuple[str, float]:
     return workload, len(backlog) / max(record.finished_s or 0.0 for record in records)
 
 
-def measured(run: RouterRun, data: Path) -> tuple[RouterRun, dict[str, float]]:
+def measured(run: RouterRun, data: Path) -> dict[str, float]:
     """What a run came to, over the requests that came after the warm-up; `cached` is over all."""
     requests = window(run.workload, data, run.load * INSTANCES * run.capacity_rps, run.seed)
     records, cached_tokens = served(requests, run, INSTANCES)
     warm_s = WARM_UP_SHARE * requests[-1].arrival_s
     summary = summarize([record for record in records if record.arrival_s >= warm_s])
     prompts = sum(request.input_tokens for request in requests)
-    return run, {**_latencies(summary), "cached": cached_tokens / prompts}
+    return {**_latencies(summary), "cached": cached_tokens / prompts}
 
 
 def _latencies(summary: Summary) -> dict[str, float]:
     names = ("mean_jct_s", "mean_ttft_s", "p99_ttft_s")
     return {name: getattr(summary, name) or 0.0 for name in names}
+
+
+def _told(run: RouterRun, figures: Mapping[str, float]) -> str:
+    shown = f"seed {run.seed}, {run.workload}, {run.load:g}, {run.router}"
+    return f"{shown}: mean JCT {figures['mean_jct_s']:.3g} s"
 
 
 def report(workloads: Iterable[str], policy: str, data: Path, jobs: int) -> dict[str, Any]:
@@ -133,11 +139,7 @@ def report(workloads: Iterable[str], policy: str, data: Path, jobs: int) -> dict
         RouterRun(workload, load, router, seed, policy, capacities[workload])
         for seed, workload, load, router in product(range(SEEDS), workloads, LOADS, ROUTERS)
     ]
-    found: dict[RouterRun, dict[str, float]] = {}
-    for run, figures in in_processes(partial(measured, data=data), todo, jobs):
-        found[run] = figures
-        shown = f"seed {run.seed}, {run.workload}, {run.load:g}, {run.router}"
-        say(f"{len(found)} of {len(todo)}: {shown}: mean JCT {figures['mean_jct_s']:.3g} s")
+    found = all_done(partial(measured, data=data), todo, jobs, _told)
     return {
         "measured_on": "simulated",
         "instances": INSTANCES,

@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
@@ -29,15 +29,16 @@ from headway_reproduce.ascendra.real_servers import gateway, start_instances
 from headway_reproduce.ascendra.real_systems import RealService, RealSystem
 
 from bench.command import command_line, say, stream_options
-from bench.figures import latencies
+from bench.figures import jcts_s, latencies
 from bench.streams import conversations
 from headway.core.record import Record
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import SimulationError
+from headway.lab.policy_bench import at_once
 from headway.lab.server import START_TIMEOUT_S, RunningServer
 from headway.loadgen import ReplayOptions, replay
 from headway.loadgen.queries import scrape
-from headway.results.metrics import jct_s, ttft_s
+from headway.results.metrics import ttft_s
 from headway.traces import TraceRequest
 
 ROUTERS = ("round-robin", "least-work", "cache-aware")
@@ -103,10 +104,10 @@ def send(running: Servers, router: str, requests: Sequence[TraceRequest], tokens
 
 def capacity_rps(running: Servers) -> float:
     """Requests a second that both get through, all being there at once."""
-    backlog = [replace(each, arrival_s=0.0) for each in conversations(CAPACITY_RPS, SECONDS, CAPACITY_SEED)]
+    backlog = at_once(conversations(CAPACITY_RPS, SECONDS, CAPACITY_SEED))
     send(running, ROUTERS[0], backlog[: len(backlog) // 10], tokens_of=-1)  # what happens only once
     records = send(running, ROUTERS[0], backlog, tokens_of=-2).records
-    return len(backlog) / max(jct_s(record) or 0.0 for record in records)
+    return len(backlog) / max(jcts_s(records))
 
 
 def measured(
@@ -117,19 +118,19 @@ def measured(
     for number, (seed, load, router) in enumerate(product(range(seeds), loads, ROUTERS)):
         sent = send(running, router, conversations(load * rps, SECONDS, seed), tokens_of=number)
         found.setdefault((load, router), []).append(sent)
-        mean_s = fmean(jct_s(record) or 0.0 for record in sent.records)
+        mean_s = fmean(jcts_s(sent.records))
         say(f"load {load:g}, seed {seed}, {router}: mean JCT {mean_s:.3f} s, {sent.cached:.0%} cached")
     return found
 
 
 def cell(runs: Sequence[Sent]) -> dict[str, Any]:
     """What a router's streams at a load come to."""
-    by_seed = [[jct_s(record) or 0.0 for record in sent.records] for sent in runs]
+    by_seed = [jcts_s(sent.records) for sent in runs]
     first_tokens_s = [ttft_s(record) or 0.0 for sent in runs for record in sent.records]
     return {
-        **latencies([each for jcts_s in by_seed for each in jcts_s]),
+        **latencies([each for times_s in by_seed for each in times_s]),
         "mean_ttft_s": fmean(first_tokens_s),
-        "by_seed": [fmean(jcts_s) for jcts_s in by_seed],
+        "by_seed": [fmean(times_s) for times_s in by_seed],
         "cached": fmean(sent.cached for sent in runs),
     }
 

@@ -26,11 +26,12 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 from bench.command import command_line, say, stream_options
 from bench.figures import latencies
-from bench.real_runs import STOCK, Contender, EngineSpec, Run, at_once, do_run
+from bench.real_runs import STOCK, Contender, EngineSpec, Run, do_run
 from bench.streams import conversations
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.lab.policy_bench import at_once
 from headway.lab.real_engine import WallTime
 from headway.traces import TraceRequest
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import random
 import time
 from collections import Counter
@@ -14,6 +13,7 @@ from math import fsum
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from bench.real_runs import kept_apart
 from headway.core.batch_shape import BatchShape
 from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Record
@@ -256,19 +256,15 @@ class SwapEngine:
 
     @contextmanager
     def serving(self) -> Iterator[WatchedEngine]:
-        """One with its worker on the first core and this loop on the last, so that they do not trade places."""
-        cores = sorted(os.sched_getaffinity(0))
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-        if len(cores) > 1:
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores[:-1])))
+        """One without prefix caching."""
         flags = (
             *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(DEVICE_BLOCKS + 1)),
             *("--max-num-seqs", str(SEATS), "--max-num-batched-tokens", "2048"),
             *("--max-model-len", str(LONGEST_TOKENS), "--no-enable-prefix-caching", "--enforce-eager"),
         )
         settings = EngineSettings(policy=SERIAL.preset, host_kv=HostKv(blocks=HOST_BLOCKS))
-        engine = WatchedEngine(str(ensure_model("swap", RECIPE)), flags, settings)
-        os.sched_setaffinity(0, cores[-1:])
+        model = str(ensure_model("swap", RECIPE))
+        engine = kept_apart(lambda: WatchedEngine(model, flags, settings))
         try:
             yield engine
         finally:

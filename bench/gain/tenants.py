@@ -20,13 +20,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.command import command_line, jobs_option, markdown_option
+from bench.command import all_done, command_line, jobs_option, markdown_option
 from bench.figures import mean
 from bench.gain.broken_predictions import HONEST, Way, light_targets, simulated
 from bench.gain.predicted import HARDWARE, MODEL, capacity, requests
 from bench.streams import KINDS, NONE, TWO, Targets, asked_by
 from headway.core.record import Record
-from headway.lab.processes import in_processes
 from headway.results import summarize
 from headway.traces import TraceRequest
 
@@ -68,13 +67,11 @@ def trace_of(cell: TenantCell) -> tuple[Sequence[TraceRequest], Mapping[str, str
     return [replace(each, tenant=whose[each.id] if cell.named else "") for each in asked], whose
 
 
-def run(cell: TenantCell) -> tuple[TenantCell, Mapping[str, Sequence[Record]]]:
-    """A cell and its records by tenant."""
+def run(cell: TenantCell) -> Mapping[str, Sequence[Record]]:
+    """A cell's records by tenant."""
     trace, whose = trace_of(cell)
     records, _, _ = simulated(trace, SYSTEM, cell.policy, Way("", HONEST), cell.seed)
-    return cell, {
-        tenant: [record for record in records if whose[record.id] == tenant] for tenant in (CALM, FLOOD)
-    }
+    return {tenant: [record for record in records if whose[record.id] == tenant] for tenant in (CALM, FLOOD)}
 
 
 def cells(rate_rps: float, targets: Targets) -> list[TenantCell]:
@@ -97,7 +94,7 @@ def report(jobs: int) -> dict[str, Any]:
     """All figures."""
     rate_rps = capacity(SYSTEM)
     todo = cells(rate_rps, light_targets(SYSTEM, rate_rps))
-    found = dict(in_processes(run, todo, jobs))
+    found = all_done(run, todo, jobs)
     table: dict[str, Any] = {}
     for kind in KINDS:
         for load in LOADS:

@@ -26,11 +26,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from headway_reproduce.ascendra.real_servers import ready_instances
+from headway_reproduce.process_cpu import PROC, family
 
 from bench.command import command_line, say
 from headway.engine.demo_model import DEMO, resolve_model
 from headway.errors import HeadwayError, UpstreamError
-from headway.lab.process_cpu import PROC, family
 from headway.lab.server import command_server, free_port, headway_command
 
 # ---- `vllm bench serve` as two classes of clients at once --------------------------------------------

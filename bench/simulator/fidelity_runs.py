@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,7 @@ from scipy.special import stdtrit
 
 from bench.command import pauses, say
 from bench.figures import means
-from bench.real_runs import profile_for
+from bench.real_runs import kept_apart, profile_for
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS, Slo
@@ -29,6 +28,8 @@ from headway.engine.profiling.profile import Measurements, Profiler
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm.stepped_engine import ReportedSizes, SteppedEngine
 from headway.errors import ConfigError
+from headway.json_file import read_json, write_json
+from headway.lab.policy_bench import at_once
 from headway.lab.predictor_choice import length_source
 from headway.lab.real_engine import ServedStep, run_real
 from headway.lab.simulation import simulate_policy
@@ -329,15 +330,9 @@ class Folder:
 
     # ---- the real side ---------------------------------------------------------------------------------
 
-    @property
-    def _side_file(self) -> Path:
-        return self.path / "real.json"
-
     def side(self) -> RealSide | None:
         """As it was kept; None in an empty folder."""
-        if not self._side_file.is_file():
-            return None
-        return msgspec.json.decode(self._side_file.read_bytes(), type=RealSide)
+        return read_json(self.path / "real.json", RealSide)
 
     def begun(self, setup: FidelitySetup, runs: int, run_s: float) -> RealSide | None:
         """The side of a command that is to go on, its policies beside those before; None for one that begins.
@@ -360,23 +355,17 @@ class Folder:
 
     def keep_side(self, side: RealSide) -> None:
         """Before the first run."""
-        write_whole(self._side_file, msgspec.json.encode(side))
+        write_json(self.path / "real.json", side)
 
     # ---- the profile -----------------------------------------------------------------------------------
 
-    @property
-    def _profile_file(self) -> Path:
-        return self.path / "profile.json"
-
     def measurements(self) -> Measurements | None:
         """What the profile has measured so far."""
-        if not self._profile_file.is_file():
-            return None
-        return msgspec.json.decode(self._profile_file.read_bytes(), type=Measurements)
+        return read_json(self.path / "profile.json", Measurements)
 
     def keep_measurements(self, measured: Measurements) -> None:
         """As far as it has come."""
-        write_whole(self._profile_file, msgspec.json.encode(measured))
+        write_json(self.path / "profile.json", measured)
 
     # ---- runs ------------------------------------------------------------------------------------------
 
@@ -461,21 +450,14 @@ def _serve(folder: Folder, engine: SteppedEngine, side: RealSide, run: FidelityS
 
 def _capacity_rps(engine: SteppedEngine) -> float:
     """Requests a second of a burst, all at once: the most this engine serves."""
-    burst = [replace(request, arrival_s=0.0) for request in stream(1.0, BURST_REQUESTS, seed=99)]
+    burst = at_once(stream(1.0, BURST_REQUESTS, seed=99))
     run = run_real(engine, burst, EngineSettings(policy="vllm"))
     return len(run.records) / max(record.finished_s or 0.0 for record in run.records)
 
 
 def _started(setup: FidelitySetup) -> SteppedEngine:
-    """The engine, its worker on the first core and this loop on the last, so that they do not trade places."""
-    cores: Sequence[int] = sorted(os.sched_getaffinity(0))
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if len(cores) > 1:
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores[:-1])))
     settings = EngineSettings(host_kv=setup.host_kv)
-    engine = SteppedEngine(str(ensure_mid_model()), setup.vllm_flags(), settings)
-    os.sched_setaffinity(0, cores[-1:])
-    return engine
+    return kept_apart(lambda: SteppedEngine(str(ensure_mid_model()), setup.vllm_flags(), settings))
 
 
 # ---- the simulated side ------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from headway.engine.machine import machine_name, vllm_version
 from headway.errors import VLLM_COMES_BY
 from headway.lab.papers import Tell
 from headway.lab.policy_bench import all_finished, capacity_rps
-from headway.lab.process_cpu import CpuShare, Usage, share, usage
 from headway.lab.server import RunningServer
 from headway.loadgen import ReplayOptions, ReplayReport, replay
 from headway.results import Summary, summarize
@@ -34,6 +33,7 @@ from headway_reproduce.ascendra.real_servers import (
 )
 from headway_reproduce.ascendra.real_stream import Shape, TargetRule, bursty_stream
 from headway_reproduce.ascendra.real_systems import ASCENDRA, SYSTEMS, calibrating
+from headway_reproduce.process_cpu import CpuShare, Usage, share, usage
 from headway_reproduce.real_study import MeasuredOnce, RealMeasurement
 from headway_reproduce.study import mean
 

@@ -11,8 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from headway.core.record import Outcome, Record
-from headway.core.slo import NO_TARGETS
 from headway.lab.kept_runs import Kept, Manifest, open_folder, release, run_groups
+from headway.lab.policy_bench import at_once
 from headway.lab.policy_choice import made_of
 from headway.lab.predictor_choice import length_source
 from headway.lab.simulation import run_info, simulate_policy
@@ -229,8 +229,7 @@ def capacity_rps(task: Task, configuration: Configuration, requests: Sequence[Tr
     every so manieth is taken. They have no targets: in a burst a policy would end most of them for being late.
     """
     some = requests[:: -(-len(requests) // BURST_REQUESTS)]
-    at_once = [replace(request, arrival_s=0.0, slo=NO_TARGETS) for request in some]
-    found = simulate_planned(task, configuration, at_once, configuration.predictor)
+    found = simulate_planned(task, configuration, at_once(some), configuration.predictor)
     ends_s = sorted(end_s(record) for record in found.records if record.outcome is not Outcome.HANDED_OFF)
     served = max(1, int(BURST_SHARE * len(ends_s)))
     return served / ends_s[served - 1]

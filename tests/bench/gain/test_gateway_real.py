@@ -10,6 +10,7 @@ import pytest
 from headway_reproduce.ascendra.real_run import CLIENT, GATEWAY, OTHERS, Calibrated, StreamRun
 from headway_reproduce.ascendra.real_stream import Shape, TargetRule, bursty_stream
 from headway_reproduce.ascendra.real_systems import ASCENDRA, SYSTEMS
+from headway_reproduce.process_cpu import CpuShare
 
 from bench.gain.gateway_real import (
     GatewayRun,
@@ -25,7 +26,6 @@ from bench.gain.gateway_real import (
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError
-from headway.lab.process_cpu import CpuShare
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
 from headway.results import Summary, summarize

@@ -26,7 +26,6 @@ from bench.gain.headway_real_runs import (
     governor_of,
     measure,
     memory,
-    side_by_side,
     simulated_capacity_rps,
     stock_name,
     taught,
@@ -42,6 +41,7 @@ from bench.real_runs import (
     do_run,
     kept,
     records,
+    side_by_side,
 )
 from bench.side_by_side import EngineProcess, Gauge, Lane, do_in_turn, measure_side_by_side, placed
 from bench.streams import INTERACTIVE, NONE, ONE, PATIENT, TAUGHT, TWO, lessons, untaught_stream

@@ -27,13 +27,13 @@ from headway_reproduce.ascendra.real_systems import (
     calibrating,
     pool_sizes,
 )
+from headway_reproduce.process_cpu import ThreadTime, Usage
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, SimulationError, UpstreamError
-from headway.lab.process_cpu import ThreadTime, Usage
 from headway.lab.server import RunningServer
 from headway.results import Summary, summarize
 from headway.routing.pools import instance_names

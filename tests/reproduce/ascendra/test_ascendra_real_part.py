@@ -22,12 +22,12 @@ from headway_reproduce.ascendra.real_run import (
     real_part,
 )
 from headway_reproduce.ascendra.real_systems import ASCENDRA
+from headway_reproduce.process_cpu import CpuShare
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import RecordError
 from headway.lab.papers import PaperRequest
-from headway.lab.process_cpu import CpuShare
 from headway.results import Summary, summarize
 
 

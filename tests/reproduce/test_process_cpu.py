@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from headway.lab.process_cpu import CpuShare, ThreadTime, Usage, family, share, usage
+from headway_reproduce.process_cpu import CpuShare, ThreadTime, Usage, family, share, usage
 
 TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 
