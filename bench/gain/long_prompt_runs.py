@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
+from bench.command import say
 from bench.real_runs import MID, STOCK, EngineSpec
 from headway.core.plan import StepOutcome
 from headway.core.record import Record
@@ -19,7 +20,7 @@ from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import SimulationError
 from headway.json_file import made_once
 from headway.lab.engine_sizes import EngineSizes, engine_limits
-from headway.lab.policy_choice import OWN_PARTS, Parts
+from headway.lab.policy_choice import Parts
 from headway.lab.real_engine import serve
 from headway.lab.simulation import simulate_policy
 from headway.predict.models.known_models import model_shape
@@ -214,6 +215,49 @@ class MeasuredMachine:
     policy: Mapping[float, Sequence[Passage]]
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Under what a scene is served: a policy, a batching in place of its own, and the streams' target."""
+
+    name: str
+    policy: str
+    batching: str | None = None
+    tbt_s: float | None = None
+
+
+class Stage(Protocol):
+    """Serves a scene."""
+
+    def __call__(self, row: Row, seed: int, *, with_long: bool = True) -> TokenTimes:
+        """When the tokens came."""
+        ...
+
+
+def measured(
+    scene: Scene, stage: Stage, policy: str, factors: Sequence[float], budgets: Sequence[int], seeds: int
+) -> MeasuredMachine:
+    """Everything; the streams alone first, since their gaps set the targets, then all in turn, seed by seed."""
+    stock = Row("vllm", STOCK.policy)
+    alone = [
+        light(scene, stage(replace(stock, name="vllm-alone"), seed, with_long=False)) for seed in range(seeds)
+    ]
+    gap_s = light_gap_s(alone)
+    deaf = {"vllm": stock} | {
+        f"sarathi {budget}": Row(f"sarathi-{budget}", "sarathi", f"decode-first:token_budget={budget}")
+        for budget in budgets
+    }
+    own = {factor: Row(f"{policy}-{factor:g}", policy, tbt_s=factor * gap_s) for factor in factors}
+    found: dict[Row, list[Passage]] = {row: [] for row in (*deaf.values(), *own.values())}
+    for seed in range(seeds):
+        for row, passages in found.items():
+            passages.append(passage(scene, stage(row, seed)))
+    return MeasuredMachine(
+        light=alone,
+        deaf={name: found[row] for name, row in deaf.items()},
+        policy={factor: found[row] for factor, row in own.items()},
+    )
+
+
 # ---- on the real CPU engine, scaled down -------------------------------------------------------------
 
 REAL = "CPU, 46 M parameters"
@@ -238,86 +282,42 @@ NOTE = (
 )
 
 
-@dataclass(slots=True)
-class KeptTimes:
-    """Runs by name: those that are in the folder are read, the others made and put there, if there is a folder."""
+@dataclass(frozen=True, slots=True)
+class RealStage:
+    """An engine with a scene; runs that are in the folder, if there is one, are read, the others made and put there."""
 
+    engine: SteppedEngine
+    scene: Scene
     folder: Path | None
-    say: Callable[[str], None]
 
-    def times(self, name: str, make: Callable[[], TokenTimes]) -> TokenTimes:
-        """When the tokens of a run came."""
+    def __call__(self, row: Row, seed: int, *, with_long: bool = True) -> TokenTimes:
+        """When the tokens came."""
 
         def made() -> dict[str, list[float]]:
-            self.say(f"long prompt: {name}")
-            return make().of
+            say(f"long prompt: {row.name}-{seed}")
+            return self._served(row, seed, with_long=with_long).of
 
         if self.folder is None:
             return TokenTimes(made())
-        return TokenTimes(made_once(self.folder / f"{name}.json", dict[str, list[float]], made))
+        return TokenTimes(made_once(self.folder / f"{row.name}-{seed}.json", dict[str, list[float]], made))
 
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """An engine with a scene: each run is made at most once."""
-
-    engine: SteppedEngine
-    kept: KeptTimes
-    scene: Scene
-
-    def stock(self, seed: int, *, with_long: bool = True) -> TokenTimes:
-        """Under vLLM's own scheduler."""
-        name = f"vllm{'' if with_long else '-alone'}-{seed}"
-        return self.kept.times(name, lambda: self._run(None, None, seed, with_long=with_long))
-
-    def sarathi(self, budget: int, seed: int) -> TokenTimes:
-        """Under a fixed budget of tokens a step."""
-        settings = EngineSettings(policy="sarathi", batching=f"decode-first:token_budget={budget}")
-        return self.kept.times(f"sarathi-{budget}-{seed}", lambda: self._run(settings, None, seed))
-
-    def policy(self, policy: str, factor: float, gap_s: float, seed: int) -> TokenTimes:
-        """Under a policy, its target so many times the streams' gap."""
-        settings = EngineSettings(policy=policy)
-        return self.kept.times(
-            f"{policy}-{factor:g}-{seed}", lambda: self._run(settings, factor * gap_s, seed)
-        )
-
-    def _run(
-        self, settings: EngineSettings | None, tbt_s: float | None, seed: int, *, with_long: bool = True
-    ) -> TokenTimes:
-        if settings is None:
+    def _served(self, row: Row, seed: int, *, with_long: bool) -> TokenTimes:
+        if row.policy == STOCK.policy and row.tbt_s is None:
             STOCK.put_in(self.engine, SEATS)
         else:
-            self.engine.schedule_with(settings)
+            self.engine.schedule_with(EngineSettings(policy=row.policy, batching=row.batching))
         times = TokenTimes()
-        requests = self.scene.requests(tbt_s, with_long=with_long, seed=seed)
+        requests = self.scene.requests(row.tbt_s, with_long=with_long, seed=seed)
         serve(self.engine, requests, seed, on_tokens=times.came)
         return times
 
 
 def measured_real(
-    policy: str,
-    factors: Sequence[float],
-    budgets: Sequence[int],
-    seeds: int,
-    kept: KeptTimes,
-    scene: Scene = SCENE,
+    policy: str, factors: Sequence[float], budgets: Sequence[int], seeds: int, folder: Path | None
 ) -> MeasuredMachine:
-    """Everything; the streams alone first, since their gaps set the targets, then all in turn, seed by seed."""
-    every = range(seeds)
+    """Everything on this machine's engine."""
     with ENGINE.serving() as engine:
-        stage = Stage(engine, kept, scene)
-        alone = [light(scene, stage.stock(seed, with_long=False)) for seed in every]
-        gap_s = light_gap_s(alone)
-        deaf: dict[str, list[Passage]] = {"vllm": [], **{f"sarathi {budget}": [] for budget in budgets}}
-        own: dict[float, list[Passage]] = {factor: [] for factor in factors}
-        for seed in every:
-            deaf["vllm"].append(passage(scene, stage.stock(seed)))
-            for budget in budgets:
-                deaf[f"sarathi {budget}"].append(passage(scene, stage.sarathi(budget, seed)))
-            for factor in factors:
-                own[factor].append(passage(scene, stage.policy(policy, factor, gap_s, seed)))
-    return MeasuredMachine(light=alone, deaf=deaf, policy=own)
+        return measured(SCENE, RealStage(engine, SCENE, folder), policy, factors, budgets, seeds)
 
 
 # ---- on simulated GPUs -------------------------------------------------------------------------------
@@ -391,53 +391,31 @@ class Heard:
             self.times.came(request_id, new, at_s)
 
 
-def simulated(
-    machine: SceneMachine,
-    policy: str,
-    parts: Parts,
-    tbt_s: float | None,
-    seed: int,
-    *,
-    with_long: bool = True,
-) -> TokenTimes:
-    """When the tokens of the scene came under a policy, with this target for the streams."""
-    requests, heard = machine.scene.requests(tbt_s, with_long=with_long, seed=seed), Heard()
-    simulate_policy(
-        requests,
-        policy,
-        machine.system(),
-        parts=parts,
-        on_record=heard.ended,
-        max_output_tokens=max(request.output_tokens for request in requests),
-        seed=seed,
-        watch=heard.stepped,
-    )
-    return heard.times
+@dataclass(frozen=True, slots=True)
+class SimulatedStage:
+    """A simulated machine with its scene."""
+
+    machine: SceneMachine
+
+    def __call__(self, row: Row, seed: int, *, with_long: bool = True) -> TokenTimes:
+        """When the tokens came."""
+        requests = self.machine.scene.requests(row.tbt_s, with_long=with_long, seed=seed)
+        heard = Heard()
+        simulate_policy(
+            requests,
+            row.policy,
+            self.machine.system(),
+            parts=Parts(batching=row.batching),
+            on_record=heard.ended,
+            max_output_tokens=max(request.output_tokens for request in requests),
+            seed=seed,
+            watch=heard.stepped,
+        )
+        return heard.times
 
 
 def measured_simulated(
     machine: SceneMachine, policy: str, factors: Sequence[float], budgets: Sequence[int], seeds: int
 ) -> MeasuredMachine:
-    """Everything of one machine: the streams alone first, since their gaps set the targets."""
-    scene, every = machine.scene, range(seeds)
-    alone = [
-        light(scene, simulated(machine, "vllm", OWN_PARTS, None, seed, with_long=False)) for seed in every
-    ]
-    gap_s = light_gap_s(alone)
-    deaf = {"vllm": ("vllm", OWN_PARTS)} | {
-        f"sarathi {budget}": ("sarathi", Parts(batching=f"decode-first:token_budget={budget}"))
-        for budget in budgets
-    }
-    return MeasuredMachine(
-        light=alone,
-        deaf={
-            name: [passage(scene, simulated(machine, *who, None, seed)) for seed in every]
-            for name, who in deaf.items()
-        },
-        policy={
-            factor: [
-                passage(scene, simulated(machine, policy, OWN_PARTS, factor * gap_s, seed)) for seed in every
-            ]
-            for factor in factors
-        },
-    )
+    """Everything of one machine."""
+    return measured(machine.scene, SimulatedStage(machine), policy, factors, budgets, seeds)

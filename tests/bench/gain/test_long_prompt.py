@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -17,10 +17,11 @@ from bench.gain.long_prompt_runs import (
     MACHINES,
     REAL,
     Heard,
-    KeptTimes,
     Light,
     MeasuredMachine,
     Passage,
+    RealStage,
+    Row,
     Scene,
     SceneMachine,
     TokenTimes,
@@ -262,16 +263,21 @@ def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:
         plan_of(options().parse_args(words))
 
 
-def test_runs_that_are_kept_are_not_made_again(tmp_path: Path) -> None:
-    made: list[str] = []
+class Counted(RealStage):
+    """Makes one run, and counts how often."""
 
-    def make() -> TokenTimes:
-        made.append("run")
+    made: ClassVar[list[str]] = []
+
+    def _served(self, row: Row, seed: int, *, with_long: bool) -> TokenTimes:
+        self.made.append(row.name)
         return times_of([[1.0, 2.0]])
 
+
+def test_runs_that_are_kept_are_not_made_again(tmp_path: Path) -> None:
+    engine: Any = None
     for folder in (tmp_path, tmp_path, None):
-        assert KeptTimes(folder, lambda line: None).times("vllm-0", make).streams == [[1.0, 2.0]]
-    assert made == ["run", "run"]
+        assert Counted(engine, SCENE, folder)(Row("vllm", "vllm"), 0).streams == [[1.0, 2.0]]
+    assert Counted.made == ["vllm", "vllm"]
 
 
 def test_a_small_scene_simulated() -> None:
