@@ -18,7 +18,7 @@ from headway.core.slo import Slo
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm.stepped_engine import SteppedEngine, SteppedStep
 from headway.errors import ConfigError
-from headway.lab.real_engine import prompt_ids, run_real
+from headway.lab.real_engine import Served, prompt_ids, run_real, serve, served_rps, turns
 from headway.traces import TraceRequest
 from tests.engine.sizes import SIZES as SMALL
 
@@ -260,3 +260,101 @@ def test_prompts_share_what_their_prefix_blocks_share_and_nothing_else() -> None
     assert one[1024:1030] != two[1024:1030]
     assert prompt_ids(TraceRequest("1", 0.0, 40, 1), 0) != prompt_ids(TraceRequest("1", 0.0, 40, 1), 1)
     assert len(prompt_ids(TraceRequest("3", 0.0, 100, 1, prefix_blocks=(7,)), 0)) == 100
+
+
+# ---- under any scheduler, by a clock of its own --------------------------------------------------------
+
+
+class HandClock:
+    """A clock that goes on by a second a turn, and skips what an idle engine would wait for."""
+
+    speed = 1.0
+
+    def __init__(self) -> None:
+        self.at_s = -1.0
+        self.steps = 0
+
+    def begin(self) -> None:
+        self.at_s = 0.0
+
+    def now_s(self) -> float:
+        return self.at_s
+
+    def idle(self, until_s: float) -> None:
+        self.at_s = until_s
+
+    def stepped(self) -> None:
+        self.steps += 1
+
+
+class AnsweringEngine(StubEngine):
+    """A token a turn for the request that is first, each a second of the clock; `shed` ones are given up at once."""
+
+    def __init__(self, clock: HandClock, shed: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.hand, self.shed = clock, shed
+
+    def turn(self) -> list[Any]:
+        self.hand.at_s += 1.0
+        request = self.queue[0]
+        given_up = request.id in self.shed
+        request.left = 0 if given_up else request.left - 1
+        ended = not request.left
+        if ended:
+            self.queue.popleft()
+        reason = ("abort" if given_up else "length") if ended else None
+        said = "headway:shed" if given_up else None
+        tokens = [] if given_up else [7]
+        return [
+            SimpleNamespace(
+                request_id=request.id, new_token_ids=tokens, finish_reason=reason, stop_reason=said
+            )
+        ]
+
+
+def test_a_stream_is_served_by_its_own_clock_and_told_by_its_answers() -> None:
+    clock, lengths = HandClock(), Twice()
+    engine = AnsweringEngine(clock, shed=("c",))
+    requests = [
+        TraceRequest("a", 0.0, 8, 2),
+        TraceRequest("b", 1.0, 9, 1),
+        TraceRequest("c", 50.0, 7, 3),
+    ]
+    heard: list[tuple[str, int, float]] = []
+    looks: list[float] = []
+    found = serve(
+        cast(SteppedEngine, engine),
+        requests,
+        seed=0,
+        lengths=lengths,
+        clock=clock,
+        on_tokens=lambda *said: heard.append(said),
+        after_step=looks.append,
+    )
+    # a's tokens come at 1 and 2 s, b's at 3 s; nothing waits for c, which is given up a second after it came.
+    assert found == [
+        Served(0, 2, 0.0, 1.0, 2.0),
+        Served(1, 1, 1.0, 3.0, 3.0),
+        Served(2, 0, 50.0, None, 51.0, "headway:shed"),
+    ]
+    assert [each.jct_s for each in found] == [2.0, 2.0, 1.0]
+    assert heard == [("a", 1, 1.0), ("a", 1, 2.0), ("b", 1, 3.0)]
+    assert looks == [1.0, 2.0, 3.0, 51.0]
+    assert clock.steps == 4
+    assert engine.scheduler.clock == clock.now_s
+    assert lengths.taught == [("a", 2, True), ("b", 1, True), ("c", 1, False)]
+    assert served_rps(found[:2]) == pytest.approx(2 / 3)
+
+
+def test_a_turn_is_awaited_while_the_engine_has_work() -> None:
+    clock = HandClock()
+    engine = AnsweringEngine(clock)
+    made = [
+        (request, engine.make_request(request.id, [1], request.output_tokens, {}, own_stop=False))
+        for request in (TraceRequest("a", 0.0, 1, 2), TraceRequest("b", 9.0, 1, 1))
+    ]
+    awaited = []
+    for still in turns(cast(SteppedEngine, engine), made, clock):
+        awaited.append(still)
+        engine.turn()
+    assert awaited == [False, True, False]

@@ -323,7 +323,8 @@ class PredictionFeed:
     def ended(self, request_id: str, output_tokens: int, *, finished: bool) -> None:
         """Tell how long an answer was if it came to its end."""
         if self._lengths is not None:
-            request = replace(self._requests[request_id], output_tokens=output_tokens)
+            # A request that was given up unstarted has no token, and teaches nothing.
+            request = replace(self._requests[request_id], output_tokens=max(1, output_tokens))
             self._lengths.ended(request, finished=finished)
 
 
