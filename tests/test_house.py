@@ -81,4 +81,6 @@ def test_docstrings_name_what_they_tell_of() -> None:
 
 
 def test_schedulers_engines_and_policies_have_types() -> None:
-    assert not [str(file) for file in files(CODE["src"]) if UNTYPED.search(file.read_text())]
+    assert not [
+        str(file) for folder in CODE.values() for file in files(folder) if UNTYPED.search(file.read_text())
+    ]

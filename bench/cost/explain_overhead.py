@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
@@ -24,6 +24,9 @@ from bench.cost.plan_overhead import RUNNING, WAITING, Lane, added_us, options, 
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.vllm.model_free import ModelFreeEngine, ScriptedRequest, headway_builder
 from headway.explain.trail import KEPT_ENDED
+
+if TYPE_CHECKING:
+    from headway.engine.step.scheduler import PolicyScheduler
 
 PRESETS = ("vllm", "fastserve")
 STEP_S = 0.025
@@ -84,9 +87,11 @@ def ticking(engine: ModelFreeEngine) -> None:
     engine.scheduler.clock = lambda: next(ticks) * STEP_S / 4
 
 
-def _answers_us(scheduler: Any) -> Iterator[float]:
+def _answers_us(scheduler: PolicyScheduler) -> Iterator[float]:
     """Questions about requests that have ended, about the oldest first."""
-    known = [one["id"] for one in scheduler.answer("listed", "") if one["outcome"] != "live"]
+    listed = scheduler.answer("listed", "")
+    assert not isinstance(listed, str), listed
+    known = [one["id"] for one in listed if one["outcome"] != "live"]
     for id_ in (known or list(scheduler.jobs))[:QUESTIONS]:
         started = time.process_time()
         scheduler.answer("explain", id_)

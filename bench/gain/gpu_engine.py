@@ -97,7 +97,7 @@ def serve_on_gpu(
 ) -> KeptRun:
     """Do a run. Lengths are learned beside it from the answers that have ended, as `headway serve` does."""
     contender.put_in(engine, seats)
-    schedule_s = _timed_schedule(engine.scheduler)
+    schedule_s = _timed_schedule(engine)
     gc.collect()
     if contender.predictor in (None, NONE):
         served = serve(engine, requests, seed)
@@ -107,9 +107,9 @@ def serve_on_gpu(
     return KeptRun(served=served, counters=engine.counters, schedule_s=schedule_s)
 
 
-def _timed_schedule(scheduler: Any) -> list[float]:
+def _timed_schedule(engine: SteppedEngine) -> list[float]:
     """Seconds of each call from now on."""
-    schedule, found = scheduler.schedule, []
+    schedule, found = engine.scheduler.schedule, []
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         began_s = time.perf_counter()
@@ -118,7 +118,7 @@ def _timed_schedule(scheduler: Any) -> list[float]:
         finally:
             found.append(time.perf_counter() - began_s)
 
-    scheduler.schedule = timed
+    engine.scheduler.schedule = timed
     return found
 
 

@@ -6,7 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.core.host_copies import HostCopies
 from headway.core.job import Job
@@ -19,6 +19,9 @@ from headway.policies.protocols import Order, Predicting
 from headway.sim.engine import SimulatedEngine, _Flight
 from headway.sim.kv_pool import KvPool
 from headway.sim.limits import EngineLimits
+
+if TYPE_CHECKING:
+    from headway.engine.step.scheduler import PolicyScheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,14 +175,15 @@ class Tally:
 # ---- the real scheduler's state, copied into a simulated engine --------------------------------------
 
 
-def copied_engine(scheduler: Any, limits: EngineLimits) -> SimulatedEngine:
+def copied_engine(scheduler: PolicyScheduler, limits: EngineLimits) -> SimulatedEngine:
     """A simulated engine in the state of `scheduler` (an `engine.PolicyScheduler`), for one `schedule`.
 
     Jobs, ledger and policy are deep copies of the plug-in's own; the pool is rebuilt from vLLM's block
     pool and block tables; what is in flight from vLLM's counters. Output lengths are not known here and
     not needed: they only matter when a step's output comes.
     """
-    tier = None if scheduler.swaps is None else host_state(scheduler.swaps.copies)
+    swaps = scheduler.swaps
+    tier = None if swaps is None else host_state(swaps.copies)
     ledger, policy, tier = copy.deepcopy((scheduler.ledger, scheduler.guard.policy, tier))
     engine = SimulatedEngine(limits, policy, on_end=lambda record: None)
     engine.ledger = ledger
@@ -194,8 +198,8 @@ def copied_engine(scheduler: Any, limits: EngineLimits) -> SimulatedEngine:
             in_flight.tokens[job] = request.num_in_flight_tokens
     engine._flights.append(_Flight(in_flight))
     copy_pool(scheduler, engine)
-    if tier is not None:
-        copy_tier(tier, scheduler.swaps.device, engine)
+    if tier is not None and swaps is not None:
+        copy_tier(tier, swaps.device, engine)
     return engine
 
 
@@ -219,7 +223,7 @@ def copy_tier(state: dict[str, Any], device: VllmBlocks, engine: SimulatedEngine
     engine.pool._pins.update({block - 1: pins for block, pins in device._pins.items()})
 
 
-def copy_pool(scheduler: Any, engine: SimulatedEngine) -> None:
+def copy_pool(scheduler: PolicyScheduler, engine: SimulatedEngine) -> None:
     """Fill the engine's pool from vLLM's: block n there is block n - 1 here, since its null block is block 0."""
     manager = scheduler.kv_cache_manager.coordinator.single_type_managers[0]
     block_pool = scheduler.kv_cache_manager.block_pool

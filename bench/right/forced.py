@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -36,6 +36,9 @@ from headway.planner.deploy import deployed
 from headway.policies.parts import build_part
 from headway.policies.presets import Preset
 from headway.policies.protocols import Learning, Order, Predicting
+
+if TYPE_CHECKING:
+    from headway.engine.step.scheduler import PolicyScheduler
 
 PAUSE_SHARE = 0.25
 """Of the jobs a step would run."""
@@ -406,7 +409,7 @@ class ForcedEngine:
         self._engine.engine_core.shutdown()
 
 
-def _preemptions_in_flight(scheduler: Any) -> list[bool]:
+def _preemptions_in_flight(scheduler: PolicyScheduler) -> list[bool]:
     """One entry for each preemption from now on: whether output of the request was in flight."""
     preempt = scheduler._preempt_request
     found: list[bool] = []
@@ -415,11 +418,11 @@ def _preemptions_in_flight(scheduler: Any) -> list[bool]:
         found.append(request.num_in_flight_tokens > 0)
         preempt(request, *args, **kwargs)
 
-    scheduler._preempt_request = noted
+    scheduler._preempt_request = noted  # type: ignore[method-assign] # every call is heard
     return found
 
 
-def _loads(scheduler: Any) -> list[bool]:
+def _loads(scheduler: PolicyScheduler) -> list[bool]:
     """One entry for each load that a KV connector starts from now on: whether the request was preempted before."""
     found: list[bool] = []
     if scheduler.connector is None:

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
@@ -30,6 +30,7 @@ from vllm.v1.request import Request
 
 from bench.command import command_line
 from bench.right.conformance import make_script
+from headway.core.plan import Reason
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.kv.host import HostKv
 from headway.engine.step.scheduler import PolicyScheduler
@@ -48,6 +49,9 @@ from headway.engine.vllm.start import build_scheduler
 from headway.errors import ConfigError
 from headway.policies.presets import known_presets
 
+if TYPE_CHECKING:
+    from headway.engine.step.scheduler import PolicyScheduler
+
 NUM_BLOCKS = 64
 NARROW = 6
 """Batch width, a quarter of the worker slots, so that requests may pause; preset `vllm` has stock's."""
@@ -58,21 +62,21 @@ ENCODER_TOKENS = 60
 IMAGE_TOKENS = 40
 POLICY, STOCK_ORDER, REFUSED, FAILED = "policy", "stock order", "refused", "failed"
 
-Evidence = Callable[[Any], int]
+Evidence = Callable[["PolicyScheduler"], int]
 """How often a scheduler met what a feature is about."""
 
 
-def met_nothing_special(scheduler: Any) -> int:
+def met_nothing_special(scheduler: PolicyScheduler) -> int:
     """Steps."""
     return int(scheduler.counters.steps)
 
 
 def met(reason: str) -> Evidence:
     """Differences of one kind."""
-    return lambda scheduler: int(scheduler.counters.differences[reason])
+    return lambda scheduler: int(scheduler.counters.differences[Reason(reason)])
 
 
-def met_held_prompts(scheduler: Any) -> int:
+def met_held_prompts(scheduler: PolicyScheduler) -> int:
     """Prompts that waited for the interval; steps where vLLM has none for an engine of its own."""
     if not hasattr(scheduler, "local_prefill_interval"):
         return met_nothing_special(scheduler)
