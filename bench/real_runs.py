@@ -29,7 +29,6 @@ from headway.engine.profiling.profile import Identity, Measurements, Profiler, c
 from headway.engine.settings import EngineSettings
 from headway.engine.step.guard import GuardedPolicy
 from headway.engine.vllm.stepped_engine import SteppedEngine, StockPolicy
-from headway.lab.policy_bench import at_once
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.real_engine import EngineClock, Served, serve, served_rps
 from headway.lab.simulation import simulate_policy
@@ -38,7 +37,7 @@ from headway.predict.steps.calibration import Calibration, load_cost_file, write
 from headway.sim.lengths import GivenLengths
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System
-from headway.traces import TraceRequest
+from headway.traces import TraceRequest, at_once
 from headway.whole_file import write_whole
 
 # ---- contenders --------------------------------------------------------------------------------------

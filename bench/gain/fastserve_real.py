@@ -57,9 +57,8 @@ from headway.engine.machine import machine_name, vllm_version
 from headway.errors import HeadwayError
 from headway.json_file import made_once
 from headway.lab.kept_runs import open_folder
-from headway.lab.policy_bench import at_once
 from headway.lab.real_engine import Served, WallTime
-from headway.traces import Gamma, TraceRequest, Zipf, generate
+from headway.traces import Gamma, TraceRequest, Zipf, at_once, generate
 from headway.whole_file import write_whole
 
 # ---- engines and runs --------------------------------------------------------------------------------

@@ -44,11 +44,10 @@ from headway.engine.demo_model import DEMO
 from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.json_file import made_once
 from headway.lab.kept_runs import open_folder
-from headway.lab.policy_bench import at_once
 from headway.lab.real_engine import EngineClock, WallTime, serve
 from headway.predict.steps.calibration import StepSeconds
 from headway.results import Summary, summarize
-from headway.traces import TraceRequest
+from headway.traces import TraceRequest, at_once
 
 SLOTS = 64
 """Requests an engine holds at once: the most seats of stock, and Headway's worker slots for those that pause."""

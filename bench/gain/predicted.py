@@ -35,12 +35,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 from bench.command import all_done
 from bench.figures import jcts_s
 from headway.lab.engine_sizes import EngineSizes, engine_limits
-from headway.lab.policy_bench import at_once
 from headway.lab.simulation import simulate_policy
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
 from headway.sim.simulation import System
-from headway.traces import Constant, Poisson, TraceRequest, Zipf, generate
+from headway.traces import Constant, Poisson, TraceRequest, Zipf, at_once, generate
 
 REQUESTS = 600
 LIMIT_TOKENS = 1_024

@@ -51,9 +51,8 @@ from headway.core.prediction_quality import kendall_tau
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
 from headway.json_file import made_once
-from headway.lab.policy_bench import at_once
 from headway.lab.real_engine import Served, WallTime, serve, served_rps
-from headway.traces import TraceRequest
+from headway.traces import TraceRequest, at_once
 from headway.whole_file import write_whole
 
 LOADS = (0.5, 0.8, 1.0, 1.2)

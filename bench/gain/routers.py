@@ -29,12 +29,11 @@ from bench.figures import means
 from bench.gain.regret_workloads import DATA, MACHINES, ServedWorkload, known_workloads
 from bench.streams import conversations
 from headway.core.record import Record
-from headway.lab.policy_bench import at_once
 from headway.lab.processes import in_processes
 from headway.lab.simulation import simulate_policy
 from headway.results import summarize
 from headway.results.metrics import Summary
-from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, at_once
 
 MACHINE = MACHINES["h100-llama-8b"]
 INSTANCES = 4

@@ -34,12 +34,11 @@ from bench.streams import conversations
 from headway.core.record import Record
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import SimulationError
-from headway.lab.policy_bench import at_once
 from headway.lab.server import START_TIMEOUT_S, RunningServer
 from headway.loadgen import ReplayOptions, replay
 from headway.loadgen.queries import scrape
 from headway.results.metrics import ttft_s
-from headway.traces import TraceRequest
+from headway.traces import TraceRequest, at_once
 
 ROUTERS = ("round-robin", "least-work", "cache-aware")
 INSTANCES = 2

@@ -31,9 +31,8 @@ from bench.streams import conversations
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.vllm.stepped_engine import SteppedEngine
-from headway.lab.policy_bench import at_once
 from headway.lab.real_engine import WallTime
-from headway.traces import TraceRequest
+from headway.traces import TraceRequest, at_once
 
 LOADS = (2.0, 4.0)
 SEEDS = 3

@@ -29,7 +29,6 @@ from headway.engine.settings import EngineSettings
 from headway.engine.vllm.stepped_engine import ReportedSizes, SteppedEngine
 from headway.errors import ConfigError
 from headway.json_file import read_json, write_json
-from headway.lab.policy_bench import at_once
 from headway.lab.predictor_choice import length_source
 from headway.lab.real_engine import ServedStep, run_real
 from headway.lab.simulation import simulate_policy
@@ -42,7 +41,7 @@ from headway.results.records import write_records
 from headway.sim.lengths import LengthSource
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System
-from headway.traces import LogNormal, Poisson, TraceRequest, generate
+from headway.traces import LogNormal, Poisson, TraceRequest, at_once, generate
 from headway.whole_file import write_whole
 
 VLLM_FLAGS = (

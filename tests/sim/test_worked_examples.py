@@ -118,7 +118,7 @@ class AmpleMemory(LinearCost):
 def test_whose_prompt_is_in_the_cache_goes_before_shorter_ones() -> None:
     # A sixteenth of a second a token, one at a time. The whole of a is computed by 32.5. Then of b's 1,032 tokens 512
     # are found, which leaves 520: less than c's 600, although b's prompt is longer. Without caching c would be first,
-    # and end at 70. Neither waits for as long as headway's patience, 60 s.
+    # and end at 70. None is overdue.
     at = Linear(0.0, 1 / 16)
     first = request("a", 0.0, 520, 1, prefix_blocks=(7,))
     found = request("b", 1.0, 1032, 1, prefix_blocks=(7,))
@@ -126,7 +126,7 @@ def test_whose_prompt_is_in_the_cache_goes_before_shorter_ones() -> None:
     ends = {}
 
     def knowing(cost: CostModel) -> Policy:
-        return build_policy(find_preset("headway"), AmpleMemory())
+        return build_policy(find_preset("headway", order="on-time:patience_s=1e9"), AmpleMemory())
 
     for caching in (True, False):
         one = limits(block_size=16, max_num_seqs=1, max_num_batched_tokens=2048, prefix_caching=caching)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
-from headway.core.slo import NO_TARGETS
 from headway.engine.machine import processors
 from headway.engine.servers.server_command import server_command
 from headway.engine.settings import EngineSettings
@@ -36,7 +35,7 @@ from headway.results import (
     start_run,
     write_info,
 )
-from headway.traces import TraceRequest, scale_rate, take
+from headway.traces import TraceRequest, at_once, scale_rate, take
 
 WARM_UP_REQUESTS = 8
 BURST_REQUESTS = 240
@@ -232,11 +231,6 @@ def capacity_rps(requests: Sequence[TraceRequest], options: ReplayOptions, *, sh
     ends_s = sorted(record.finished_s or 0.0 for record in finished)
     counted = max(1, int(share * len(ends_s)))
     return counted / ends_s[counted - 1]
-
-
-def at_once(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """The requests, all at 0 s and without targets."""
-    return [replace(request, arrival_s=0.0, slo=NO_TARGETS) for request in requests]
 
 
 def all_finished(records: list[Record], count: int) -> list[Record]:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from headway.core.record import Outcome, Record
 from headway.lab.kept_runs import Kept, Manifest, open_folder, release, run_groups
-from headway.lab.policy_bench import at_once
 from headway.lab.policy_choice import made_of
 from headway.lab.predictor_choice import length_source
 from headway.lab.simulation import run_info, simulate_policy
@@ -26,7 +25,7 @@ from headway.results import RunInfo, Summary, summarize
 from headway.results.metrics import end_s
 from headway.sim.lengths import GivenLengths, LengthSource, RecordedLengths
 from headway.sim.simulation import SimulatedRun
-from headway.traces import TraceRequest, scale_rate
+from headway.traces import TraceRequest, at_once, scale_rate
 
 QUESTION_FILE = "plan-question.json"
 FILE = "plan-runs.jsonl"

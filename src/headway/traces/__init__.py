@@ -13,7 +13,7 @@ from headway.traces.lengths import (
     Zipf,
 )
 from headway.traces.reader import read_trace
-from headway.traces.request import TraceRequest, check_rate, scale_lengths, scale_rate, take
+from headway.traces.request import TraceRequest, at_once, check_rate, scale_lengths, scale_rate, take
 from headway.traces.spec import load_trace, parse_workload
 from headway.traces.workload import Workload, generate
 from headway.traces.writer import write_trace
@@ -36,6 +36,7 @@ __all__ = [
     "TraceRequest",
     "Workload",
     "Zipf",
+    "at_once",
     "check_rate",
     "generate",
     "load_trace",

@@ -150,3 +150,8 @@ def _shortened(
         max_output_tokens=declared,
         prefix_blocks=request.prefix_blocks[:blocks],
     )
+
+
+def at_once(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """The requests, all at 0 s and without targets."""
+    return [replace(request, arrival_s=0.0, slo=NO_TARGETS) for request in requests]

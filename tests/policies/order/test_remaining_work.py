@@ -260,7 +260,7 @@ def test_those_in_doubt_keep_their_turn_when_all_are_doubted_again() -> None:
 BY_WORK: list[Callable[[CostModel], Order]] = [
     PredictedRemaining,
     LeastWork,
-    OnTime,
+    partial(OnTime, patience_s=1e9),
     Hrrn,
     partial(Governed, trusted_at_first=True),
 ]

@@ -102,7 +102,8 @@ class StepCount:
 
 
 def queue(name: str, capacity: int = 1000, time: StepCount | None = None, **settings: Any) -> BatchQueue:
-    return build_batch_queue(name, BatchSettings(capacity_tokens=capacity, **settings), time or StepCount())
+    expected = {"memory_confidence": 0.5, **settings}  # as the paper plans memory: by the expected length
+    return build_batch_queue(name, BatchSettings(capacity_tokens=capacity, **expected), time or StepCount())
 
 
 def truth(request: TraceRequest) -> LengthEstimate:

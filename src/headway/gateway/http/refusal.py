@@ -8,7 +8,6 @@ import msgspec
 from starlette.responses import Response
 
 from headway.core.record import Outcome
-from headway.http_client import message_of
 
 _STATUS_TYPES = {
     401: "authentication_error",
@@ -149,6 +148,8 @@ def error_event(message: str, code: str, *, named: bool) -> bytes:
 
 def error_as_event(status: int, body: bytes, *, named: bool) -> bytes:
     """The end of a stream whose head was out before an error came: the error as it is, if it has OpenAI's shape."""
+    from headway.http_client import message_of  # aiohttp: not for `--help`
+
     if message_of(body) is None:
         shown = f"HTTP {status}: {body[:200].decode(errors='replace')}"
         body = error_body(shown, _STATUS_TYPES.get(status, "invalid_request_error"), status)
