@@ -60,9 +60,8 @@ def test_several_numbers_of_gpus_have_an_answer_each(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_fewest_gpus_that_hold_the_aim_are_found(tmp_path: Path) -> None:
     def fewest(aim: float) -> int | None:
-        found = planned(
-            tmp_path, prepared(slo=TARGETS, rate_scale=4.0, gpus=3, fewest=True, aim=aim), budget=9
-        )
+        ask = prepared(slo=TARGETS, rate_scale=4.0, gpus=3, fewest=True, aim=aim)
+        found = planned(tmp_path / f"{aim}", ask, budget=9)
         assert found.fewest is not None
         assert list(found.best) == [1, 2, 3]
         assert found.choice.gpus == (found.fewest.gpus or 3)
@@ -82,7 +81,7 @@ def test_what_holds_the_aim_where_it_was_chosen_alone_is_not_enough(tmp_path: Pa
     rows = "".join(f"{arrival_s:.4f},200,10\n" for arrival_s in arrivals_s)
     trace.write_text("arrival_s,input_tokens,output_tokens\n" + rows)
     ask = prepared(trace=str(trace), slo=Slo(ttft_s=1.0), fewest=True, seeds=1, policies=("vllm",))
-    found = planned(tmp_path, ask, budget=1)
+    found = planned(tmp_path / "plan", ask, budget=1)
     assert found.fewest is not None
     assert found.prepared.objective.mean(found.found.finals[1][found.choice]) == Interval.of([1.0])
     assert found.fewest.gpus is None
