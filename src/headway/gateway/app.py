@@ -50,7 +50,9 @@ _LOG = logging.getLogger(__name__)
 
 _OPEN = ("/health", "/ready")
 _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
-_METHODS, _METHODS_OF_PAGES = b"GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE", b"GET, HEAD, OPTIONS"
+_METHODS_OF_APIS, _METHODS_OF_PAGES = b"OPTIONS, POST", b"GET, HEAD, OPTIONS"
+_METHODS = b"GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE"
+"""Of what goes to an instance."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _KEEP_ALIVE_S = 75
 """Longer than load balancers keep theirs, so that it is they who close."""
@@ -127,9 +129,13 @@ class Gateway:
         """Answer OPTIONS, which no instance is asked. Raises GatewayError (400) for what is no path."""
         if not path.startswith("/"):
             raise bad_request(f"the path is {path[:80]!r}; accepted: one that begins with /")
-        methods = _METHODS if path not in self._paths else _METHODS_OF_PAGES
-        await client.begin(204, [(b"allow", methods)])
+        await client.begin(204, [(b"allow", self._methods_of(path))])
         await client.end()
+
+    def _methods_of(self, path: str) -> bytes:
+        if path in APIS:
+            return _METHODS_OF_APIS
+        return _METHODS_OF_PAGES if path in self._paths or path.startswith(_OWN_PREFIXES) else _METHODS
 
     async def _serve(self, scope: Scope, receive: Receive, client: Client, tenant: str) -> None:
         arrival_s, headers = self._clock(), scope["headers"]
