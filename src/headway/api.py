@@ -38,20 +38,7 @@ DEFAULT_POLICIES = ("vllm", "headway")
 _TABLE_WIDTH = 120
 
 
-def preset(
-    name: str,
-    *,
-    order: str | None = None,
-    batching: str | None = None,
-    eviction: str | None = None,
-    leaving: tuple[str, ...] | None = None,
-) -> Preset:
-    """The parts that a policy is made of, with the given ones in place of its own; ConfigError for an unknown name.
-
-    >>> preset("sarathi").batching
-    'decode-first:token_budget=512'
-    """
-    return find_preset(name, order=order, batching=batching, eviction=eviction, leaving=leaving)
+preset = find_preset
 
 
 def presets() -> list[Preset]:

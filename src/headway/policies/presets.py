@@ -201,7 +201,11 @@ def find_preset(
     eviction: str | None = None,
     leaving: tuple[str, ...] | None = None,
 ) -> Preset:
-    """The named row with the given parts put in place of its own; ConfigError for an unknown name."""
+    """The named row with the given parts put in place of its own; ConfigError for an unknown name.
+
+    >>> find_preset("sarathi").batching
+    'decode-first:token_budget=512'
+    """
     preset = find(_GROUP, PRESETS, name)
     if preset is None:
         raise ConfigError(f"unknown policy {name!r}; accepted: {', '.join(known_presets())}")

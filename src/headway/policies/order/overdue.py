@@ -16,7 +16,7 @@ LEAST_SHARE = 0.01
 _MOST_LOOKED_AT = 32
 """The oldest jobs that are left out, among which one that is not in time is looked for."""
 
-OnTime = Callable[[Sequence[Job], float], list[Job]]
+InTime = Callable[[Sequence[Job], float], list[Job]]
 """Which of some jobs are in time."""
 
 
@@ -59,11 +59,12 @@ class Overdue:
     def end(self, job: Job) -> None:
         """Forget a job."""
         self._by_arrival.remove(job, (job.arrival_s, job.id))
-        self._ran = [one for one in self._ran if one is not job] if job in self._ran else self._ran
+        if job in self._ran:
+            self._ran = [one for one in self._ran if one is not job]
         if job in self._overdue:
             self._overdue = dict.fromkeys(one for one in self._overdue if one is not job)
 
-    def of(self, now_s: float, on_time: OnTime) -> list[Job]:
+    def of(self, now_s: float, on_time: InTime) -> list[Job]:
         """The overdue jobs, resident or not, the longest overdue first."""
         asked = [*self._overdue, *self._next(now_s)]
         if not asked:
@@ -91,14 +92,14 @@ class Overdue:
         left_out = (job for job in self._by_arrival if job not in self._ran and job not in self._overdue)
         return takewhile(lambda job: job.arrival_s <= long_ago_s, left_out)
 
-    def observe(self, outcome: StepOutcome, on_time: OnTime) -> None:
+    def observe(self, outcome: StepOutcome, on_time: InTime) -> None:
         """Note which jobs are overdue in this step, and what the step before has changed in what they are owed."""
         self._owed_s, self._seen_s = self._owed_at(outcome.now_s), outcome.now_s
         self._overdue = dict.fromkeys(self.of(outcome.now_s, on_time))
         self._ran = outcome.tokens
         self._owed_more = self._due_of(outcome, on_time)
 
-    def _due_of(self, outcome: StepOutcome, on_time: OnTime) -> float:
+    def _due_of(self, outcome: StepOutcome, on_time: InTime) -> float:
         """What is owed more of each second of this step, less what overdue jobs have of it."""
         ran = list(outcome.tokens)
         if not ran or not (self._overdue or any(True for _ in self._left_out(outcome.now_s))):
