@@ -89,7 +89,7 @@ async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: fl
 
 
 def stopped_process(pid: int) -> int | None:
-    """A process under `pid`, or itself, that somebody stopped (SIGSTOP); None if there is none, or nobody can say.
+    """The id of a stopped process (SIGSTOP): `pid` or one below it; None if none is seen to be stopped.
 
     An API server answers for an engine that is stopped. Reads a few files of /proc for each process and thread.
     """

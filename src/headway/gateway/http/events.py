@@ -134,6 +134,32 @@ class Events(ABC):
 
 
 @dataclass(slots=True, kw_only=True)
+class TakenUpEvents(Events):
+    """Events of an instance that takes up a stream which another has begun: read line by line, up to a halt."""
+
+    def take(self, data: bytes) -> bytes:
+        """See `Events`."""
+        shown = bytearray()
+        for line in self._lines.take(data).split(b"\n"):
+            if self.halt is None:
+                shown += self._line(line)
+        return bytes(shown)
+
+    def begins(self, data: bytes) -> bool:
+        """The answer has begun long ago."""
+        return True
+
+    @property
+    def rest(self) -> bytes:
+        """Nothing: what has no end is not passed on."""
+        return b""
+
+    @abstractmethod
+    def _line(self, line: bytes) -> bytes:
+        """What of one line goes to the client."""
+
+
+@dataclass(slots=True, kw_only=True)
 class PassedEvents(Events):
     """The first instance's events, as they are but for token ids that the client did not ask for (`hide_ids`).
 

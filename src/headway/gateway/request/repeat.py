@@ -15,7 +15,17 @@ from typing import Any
 import msgspec
 
 from headway.core.plan import Departure
-from headway.gateway.http.events import DONE, Events, Halt, halt_of, is_end_mark, payload, read_event, refuses
+from headway.gateway.http.events import (
+    DONE,
+    Events,
+    Halt,
+    TakenUpEvents,
+    halt_of,
+    is_end_mark,
+    payload,
+    read_event,
+    refuses,
+)
 from headway.gateway.request.generation_request import UNREADABLE, GenerationRequest
 
 Key = tuple[object, ...]
@@ -113,7 +123,7 @@ def _given_once(choice: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any], s
 
 
 @dataclass(slots=True, kw_only=True)
-class RepeatedEvents(Events):
+class RepeatedEvents(TakenUpEvents):
     """The events of an answer that is made again, without what the client has of it. See `events.Events`.
 
     Where the answer comes out otherwise, `halt` says so. O(bytes).
@@ -121,23 +131,6 @@ class RepeatedEvents(Events):
 
     transcript: Transcript
     _seen: dict[Key, int] = field(default_factory=dict)
-
-    def take(self, data: bytes) -> bytes:
-        """See `Events`."""
-        shown = bytearray()
-        for line in self._lines.take(data).split(b"\n"):
-            if self.halt is None:
-                shown += self._line(line)
-        return bytes(shown)
-
-    def begins(self, data: bytes) -> bool:
-        """An answer that is made again has begun long ago."""
-        return True
-
-    @property
-    def rest(self) -> bytes:
-        """Nothing: what has no end is not passed on."""
-        return b""
 
     def _line(self, line: bytes) -> bytes:
         self.halt = halt_of(line)

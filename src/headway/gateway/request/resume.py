@@ -10,7 +10,7 @@ import msgspec
 
 from headway.errors import UpstreamError
 from headway.gateway.http.api import COMPLETIONS
-from headway.gateway.http.events import DONE, Events, halt_of, is_end_mark, payload, read_event
+from headway.gateway.http.events import DONE, Events, TakenUpEvents, halt_of, is_end_mark, payload, read_event
 from headway.gateway.request.generation_request import UNREADABLE, GenerationRequest, whole_number
 from headway.gateway.request.repeat import is_greedy, is_seeded
 from headway.http_client import FIRST_SERVER_FAULT, NO_ANSWER, NOT_AS_EXPECTED, named, root_of
@@ -300,7 +300,7 @@ async def _text(session: aiohttp.ClientSession, url: str, model: str, ids: list[
 
 
 @dataclass(slots=True, kw_only=True)
-class ResumedEvents(Events):
+class ResumedEvents(TakenUpEvents):
     """The rest of a stream: decoded, and made to look like what came before. See `events.Events`."""
 
     continuation: Continuation
@@ -309,23 +309,6 @@ class ResumedEvents(Events):
         self.sent_ids = bytearray(self.continuation.sent_ids)
         self.prompt_ids = self.continuation.prompt_ids
         self.tokens = self.continuation.sent
-
-    def take(self, data: bytes) -> bytes:
-        """See `Events`."""
-        shown = bytearray()
-        for line in self._lines.take(data).split(b"\n"):
-            if self.halt is None:
-                shown += self._line(line)
-        return bytes(shown)
-
-    def begins(self, data: bytes) -> bool:
-        """A resumed answer has begun long ago."""
-        return True
-
-    @property
-    def rest(self) -> bytes:
-        """Nothing: what has no end is not passed on."""
-        return b""
 
     def _line(self, line: bytes) -> bytes:
         self.halt = halt_of(line)

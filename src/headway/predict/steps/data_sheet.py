@@ -1,4 +1,4 @@
-"""A GPU that nobody measured, from its data sheet: `custom:tflops=312,bandwidth=2039,memory=80`."""
+"""A GPU without measurements, from its data sheet: `custom:tflops=312,bandwidth=2039,memory=80`."""
 
 from __future__ import annotations
 
