@@ -85,7 +85,11 @@ def vllm_groups(folder: Path) -> list[Any]:
     from vllm.config import set_current_vllm_config
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
-    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
+
+    try:
+        from vllm.v1.core.kv_cache_planning import get_kv_cache_groups  # type: ignore[import-not-found]
+    except ModuleNotFoundError:  # vLLM 0.32
+        from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 
     arguments = {"load_format": "dummy", "enforce_eager": True, "block_size": BLOCK_TOKENS}
     config = EngineArgs(model=str(folder), skip_tokenizer_init=True, **arguments).create_engine_config()
