@@ -1,4 +1,4 @@
-"""EngineSizes of published config.json files: those of the keys that decide what a model costs."""
+"""Sizes of published config.json files: those of the keys that decide what a model costs."""
 
 from __future__ import annotations
 

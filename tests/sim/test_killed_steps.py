@@ -104,7 +104,7 @@ def test_it_cannot_live_lock(quantum_s: float, starve_s: float) -> None:
 
 @st.composite
 def engines(draw: st.DrawFn) -> dict[str, Any]:
-    """EngineSizes short of everything."""
+    """Sizes short of everything."""
     seats = draw(st.integers(1, 6))
     return {
         "num_blocks": draw(st.sampled_from([8, 12, 40])),

@@ -23,7 +23,7 @@ _ACCEPTED = "POOL=COUNT,... with names of small letters and digits and counts of
 
 
 def parse_pools(text: str) -> PoolSizes:
-    """EngineSizes from `lp=2,hp=1`; ConfigError for anything else, or a pool given twice."""
+    """Sizes of pools from `lp=2,hp=1`; ConfigError for anything else, or a pool given twice."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, count = part.partition("=")

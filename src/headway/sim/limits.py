@@ -15,7 +15,7 @@ _WITH_WINDOWS = "with a model whose layers have sliding windows, whose blocks ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """EngineSizes of one engine, by the names of vLLM's own flags where it has one.
+    """Sizes of one engine, by the names of vLLM's own flags where it has one.
 
     `num_blocks` counts usable KV blocks (vLLM's own count has one more, its null block). `batch_width` is
     how many requests a step may run, None for as many as may be resident (`max_num_seqs`).
@@ -90,7 +90,7 @@ class KvTier:
     """Memory outside the device in which a KV connector keeps blocks: `--kv-offloading-size`, LMCache and the like.
 
     `gib` is its size. A transfer takes `latency_ms`, then its bytes at `gib_per_s`, each direction by itself; None
-    means as fast as the host memory of the simulated machine. EngineSizes and speeds are those of one GPU, until
+    means as fast as the host memory of the simulated machine. Sizes and speeds are those of one GPU, until
     `of_engine` makes them those of an engine.
     """
 

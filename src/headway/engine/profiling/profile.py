@@ -41,7 +41,7 @@ class Engine(Protocol):
 
     @property
     def sizes(self) -> ReportedSizes:
-        """EngineSizes and limits of this engine."""
+        """Sizes and limits of this engine."""
         ...
 
     @property

@@ -18,7 +18,7 @@ from headway.policies.protocols import Drifting, LearnsNothing
 _Entry = tuple[float, str, int, Job]
 """(arrival, id, size, job): sorts by arrival, then id."""
 _EXACT_SIZES = 128
-"""EngineSizes below this have a queue of their own; larger ones share one in 64 to the octave."""
+"""Sizes below this have a queue of their own; larger ones share one in 64 to the octave."""
 
 
 def bucket_of(size: int) -> int:

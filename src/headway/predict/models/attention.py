@@ -68,7 +68,7 @@ def _pairs(new: float, context: float, window: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """EngineSizes in the words of DeepSeek's configs; `q_lora_rank` is 0 where queries are made in one product.
+    """Sizes in the words of DeepSeek's configs; `q_lora_rank` is 0 where queries are made in one product.
 
     Source: DeepSeek-V2 (2024), section 2.1 and appendix C.
     """

@@ -102,7 +102,7 @@ KNOWN_MODELS: tuple[ModelShape, ...] = (
     _gpt("bigscience/bloom-176b", 70, 14336, 250880),
     replace(_gpt("THUDM/chatglm-6b", 28, 4096, 130528), tied_embeddings=False),
 )
-"""EngineSizes from each model's published config.json, OPT-175B and GPT-175B from Zhang 2022 and Brown 2020, table 2.1.
+"""Sizes from each model's published config.json, OPT-175B and GPT-175B from Zhang 2022 and Brown 2020, table 2.1.
 
 The context is what vLLM takes from the config: of Qwen-14B its `seq_length`. Mistral 7B v0.1 is known without its
 sliding window of 4,096 tokens, as the papers ran it; by a directory with its config it has one.

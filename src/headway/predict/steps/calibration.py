@@ -106,7 +106,7 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `model` is the name or directory that was served, `measured_on` the day as the caller writes it.
     `to_host` and `to_device` carry one block or more at a time. `graphed_tokens` of a step were held by CUDA graphs at
     most, 0 if there were none. `kv_blocks` are those that groups of layers with sliding windows share; 0 where all
-    layers keep all tokens, and `kv_capacity_tokens` tells. EngineSizes are of one instance, all GPUs together.
+    layers keep all tokens, and `kv_capacity_tokens` tells. Sizes are of one instance, all GPUs together.
     """
 
     format: Literal["headway-cost"] = "headway-cost"
