@@ -37,12 +37,14 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 from bench.gain.regret_runs import (
     STOCK,
     SUBJECT,
+    USUAL_SPELL,
     CapacityRun,
     Cell,
     Contender,
     Plan,
     RegretResult,
     RegretRun,
+    Spell,
     ablations,
     all_cells,
     clairvoyants,
@@ -170,6 +172,13 @@ def _arguments() -> argparse.Namespace:
         type=int,
         help=f"1 to {SEEDS} ({SEEDS}; quick {QUICK_SEEDS}): with fewer the bounds say less",
     )
+    add(
+        "--window",
+        type=float,
+        default=USUAL_SPELL.window_s,
+        metavar="S",
+        help="seconds of arrivals (600), a tenth as warm-up",
+    )
     add("--ablations", action="store_true", help="run the rows POLICY-... beside; they are no rivals")
     add(
         "--no-clairvoyants",
@@ -198,6 +207,7 @@ def regret(arguments: argparse.Namespace) -> dict[str, Any]:
         seeds=chosen_seeds(arguments),
         capacity_rps=capacities(cells, data, arguments.out, arguments.jobs),
         data=data,
+        spell=Spell(window_s=arguments.window, warm_up_s=arguments.window / 10),
         tenants=arguments.tenants,
     )
     kept = kept_runs(arguments.out)

@@ -11,7 +11,7 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 
-from bench.figures import jcts_s
+from bench.figures import jcts_s, p99
 from bench.gain.on_time_oracle import on_time_policy
 from bench.gain.regret_workloads import (
     CLASSES,
@@ -35,7 +35,7 @@ from headway.lab.simulation import simulate_policy
 from headway.policies.presets import POOLED, Preset, find_preset, known_presets
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR
 from headway.predict.lengths.choice import NONE as NO_PREDICTOR
-from headway.results.metrics import ends, met_targets
+from headway.results.metrics import ends, jct_s, met_targets, ttft_s
 from headway.sim.killed_steps import KILLING_ROWS
 from headway.sim.simulation import PolicyFactory
 from headway.traces import TraceRequest
@@ -234,11 +234,13 @@ class RegretResult:
     """What a run came to, over the requests that came after the warm-up.
 
     `goodput` is by set of targets, of those the run counts for; `mean_jct_s` is None where some did not finish.
-    `cpu_s` is what it took to simulate.
+    The 99th percentiles are of those that finished, and got a first token. `cpu_s` is what it took to simulate.
     """
 
     goodput: dict[str, float]
     mean_jct_s: float | None
+    p99_jct_s: float | None
+    p99_ttft_s: float | None
     requests: int
     preemptions: int
     end_s: float
@@ -305,6 +307,8 @@ def measure(run: RegretRun) -> RegretResult:
             classes: goodput(measured, slos_of(run, requests, classes)) for classes in targeted(run.classes)
         },
         mean_jct_s=mean_jct_s(measured),
+        p99_jct_s=_p99(map(jct_s, measured)),
+        p99_ttft_s=_p99(map(ttft_s, measured)),
         requests=len(measured),
         preemptions=sum(record.preemptions for record in result.records),
         end_s=result.end_s,
@@ -339,6 +343,12 @@ def mean_jct_s(measured: Sequence[Record]) -> float | None:
     if not measured or any(record.outcome is not Outcome.FINISHED for record in measured):
         return None
     return fmean(jcts_s(measured))
+
+
+def _p99(times_s: Iterable[float | None]) -> float | None:
+    """The 99th percentile of those that there are; None where there are none."""
+    known = [time_s for time_s in times_s if time_s is not None]
+    return p99(known) if known else None
 
 
 def kept_runs(root: Path) -> Kept[RegretRun, RegretResult]:

@@ -33,12 +33,13 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A GPU and a model by the names that `headway simulate` takes, and the longest sequence of the model."""
+    """GPUs and a model by the names that `headway simulate` takes, and the longest sequence that they serve."""
 
     name: str
     hardware: str
     model: str
     longest_tokens: int
+    tp: int = 1
 
     def system(self) -> System:
         """One engine with vLLM's own defaults for this GPU, and host memory."""
@@ -54,14 +55,23 @@ MACHINES = {
     for machine in (
         Machine("h100-llama-8b", "h100", "Llama-3.1-8B", 131_072),
         Machine("a100-opt-13b", "a100-40g", "opt-13b", 2_048),
+        Machine("h100-experts", "h100", "Qwen3-30B-A3B", 40_960),
+        Machine("h200-llama-70b", "h200", "Llama-3.1-70B", 131_072, tp=2),
+        Machine("l40s-qwen-8b", "l40s", "Qwen3-8B", 40_960),
+        Machine("4090-qwen-8b", "rtx-4090", "Qwen3-8B", 16_384),
+        Machine("a100-mistral-7b", "a100-80g", "Mistral-7B", 32_768),
+        Machine("b200-qwen-32b", "b200", "Qwen3-32B", 40_960),
     )
 }
-"""By name. FastServe's testbed had A100s of 40 GB; OPT's positions end at 2,048."""
+"""By name. FastServe's testbed had A100s of 40 GB; OPT's positions end at 2,048. An RTX 4090 holds some 25,000 tokens
+of KV beside this model."""
+TUNED = ("h100-llama-8b", "a100-opt-13b", "h100-experts", "l40s-qwen-8b")
+"""Machines that rules of `headway` may be chosen on; what the others say is reported."""
 
 
 @lru_cache(maxsize=len(MACHINES))
 def _system(machine: Machine) -> System:
-    costs = calibration(machine.hardware, model_shape(machine.model))
+    costs = calibration(machine.hardware, model_shape(machine.model), machine.tp)
     host_blocks = HOST_BYTES // (costs.kv_bytes_per_token * BLOCK_TOKENS)
     sizes = EngineSizes(block_size=BLOCK_TOKENS, host_blocks=host_blocks)
     return System(limits=engine_limits(sizes, machine.hardware, costs), calibration=costs)
@@ -377,9 +387,16 @@ def _draw(name: str, rate_rps: float, count: int, seed: int) -> list[TraceReques
 # ---- targets: multiples of the time that a lone request takes ----------------------------------------
 
 NONE, ONE, TWO = "none", "one", "two"
-CLASSES = (NONE, ONE, TWO)
-"""No targets; the same targets for all; interactive requests beside patient ones."""
-TARGETED = (ONE, TWO)
+FIXED = {
+    "strict": Slo(ttft_s=0.3, tbt_s=0.02),
+    "middle": Slo(ttft_s=1.0, tbt_s=0.05),
+    "relaxed": Slo(ttft_s=5.0, tbt_s=0.15),
+    "deadline": Slo(deadline_s=30.0),
+}
+"""The same targets for all, whatever the machine."""
+TARGETED = (ONE, TWO, *FIXED)
+CLASSES = (NONE, *TARGETED)
+"""No targets; targets that go by the machine, the same for all or interactive requests beside patient ones; FIXED."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -445,8 +462,8 @@ def with_classes(
     """The requests with the targets of `classes`; where there are two, with priorities too."""
     if classes == NONE:
         return [replace(request, slo=NO_TARGETS, priority=0) for request in requests]
-    if classes == ONE:
-        slo = targets(served, USUAL)
+    if classes == ONE or classes in FIXED:
+        slo = FIXED.get(classes) or targets(served, USUAL)
         return [replace(request, slo=slo, priority=0) for request in requests]
     tight, loose = targets(served, INTERACTIVE), targets(served, PATIENT)
     return [
