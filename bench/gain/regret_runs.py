@@ -48,7 +48,7 @@ SUBJECT = "headway"
 STOCK = "vllm"
 
 SHORTEST = Parts(
-    order="predicted-remaining:give_way_s=1000000",
+    order="predicted-remaining:tail=0",
     batching="top-jobs:reserve_confidence=0.5",
     eviction="proactive",
 )

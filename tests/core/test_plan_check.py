@@ -137,7 +137,7 @@ def test_what_is_no_plan_is_refused(plan: Any) -> None:
         check_plan(plan, VIEW, LEDGER)
 
 
-@pytest.mark.parametrize("part", ["run", "admit", "offload", "prefetch", "next_up"])
+@pytest.mark.parametrize("part", ["run", "admit", "offload", "prefetch"])
 @pytest.mark.parametrize(
     "jobs",
     [None, "jobs", {RUNS}, {RUNS: 1}, iter([RUNS]), deque([RUNS]), 3],
@@ -157,7 +157,7 @@ def test_what_is_no_dict_is_refused(part: str, table: Any) -> None:
 
 
 @pytest.mark.parametrize("named", ["runs", None, 3, [RUNS], RUNS.id, {}], ids=str)
-@pytest.mark.parametrize("part", ["run", "admit", "offload", "prefetch", "next_up", "room_for"])
+@pytest.mark.parametrize("part", ["run", "admit", "offload", "prefetch", "room_for"])
 def test_what_is_no_job_is_refused(part: str, named: Any) -> None:
     if part == "room_for" and named is None:
         return

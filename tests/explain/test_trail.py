@@ -5,10 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.batch_shape import BatchShape
-from headway.core.plan import Fate, Reason, StepOutcome, StepPlan
+from headway.core.plan import Fate, Reason
 from headway.core.record import Outcome
 from headway.core.slo import Slo
-from headway.core.view import StepView
 from headway.explain.explanation import explain, slack_points
 from headway.explain.story import Kind
 from headway.explain.telling import NOT_KEPT, _in_turn
@@ -20,9 +19,7 @@ from headway.explain.track import (
     ChangeLog,
     StepHistory,
 )
-from headway.explain.trail import why_all_waited
 from tests.explain.trail_scene import Scene, displaced_scene
-from tests.strategies import decoding, make_job
 
 
 def test_the_last_steps_are_kept_and_the_older_ones_forgotten() -> None:
@@ -83,20 +80,6 @@ def test_seconds_by_reason_are_as_far_as_changes_are_kept() -> None:
     assert log.spent_s(0.0, 3.0) == {"seats": 1.0}
     assert log.spent_s(0.0, 2.0) == {}
     assert log.spent_s(7.0, 9.0) == {"seats": 2.0}
-
-
-def test_prompts_that_have_the_next_step_waited_for_the_turn_of_decodes() -> None:
-    answer, prompt = decoding("b"), make_job("a")
-    view = StepView(residents=[answer], waiting=[prompt], max_run=8, max_resident=8, max_tokens=64)
-
-    def why(plan: StepPlan) -> str:
-        return why_all_waited(view, StepOutcome(now_s=0.0, plan=plan, tokens={answer: 1}))[0]
-
-    assert (
-        why(StepPlan(run=[answer], next_up=[prompt]))
-        == "the step was the decodes' turn, and the next is the prompts'"
-    )
-    assert why(StepPlan(run=[answer])) == "the policy let nobody start"
 
 
 def test_a_request_that_is_displaced_and_computed_again() -> None:

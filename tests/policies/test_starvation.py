@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.job import Job
+from headway.core.slo import Slo
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
 from headway.policies.presets import PRESETS, find_preset
 from headway.sim.limits import EngineLimits
@@ -188,19 +189,35 @@ def test_short_prompts_that_keep_coming_do_not_keep_a_long_one_out(
     assert started_s <= 15.0
 
 
-@pytest.mark.parametrize("share", [0.5, 0.25, 0.05])
-def test_headway_serves_what_short_work_would_always_pass(share: float) -> None:
-    # One runs at a time, and a short one each second would take all of it. Each long one needs 10 steps. It is overdue
-    # at 2 s; the n-th begins when the n - 1 before it have had `share` of the time, and a step or two each are lost.
+@pytest.mark.parametrize(("tail", "by_s"), [(1.0, 60), (0.5, 160), (0.0, 800)])
+def test_the_dial_bounds_how_long_short_work_passes_long(tail: float, by_s: int) -> None:
+    # One runs at a time, and a short one each second would take all of it. The four long ones need 40 steps. Each has
+    # some 100 times the work of a short one, the memory that it holds included: it gives way to those that come within
+    # T ln 100, 4.6, 92 and 1,840 s.
     shorts = tuple(Arrival(id=f"{n:03}", at_step=n, prompt=1, output=1, limit=1) for n in range(800))
     longs = tuple(Arrival(id=f"long{n}", at_step=0, prompt=24, output=10, limit=12) for n in range(4))
     workload = Workload((*shorts, *longs), small_engine(**ROOMY, batch_width=1))
-    ended_s = []
-    for order in (f"on-time:overdue_share={share}", "on-time:patience_s=1e9"):
-        run = drive(from_preset(find_preset("headway", order=order))(workload), workload)
-        records = run.instance.records
-        ended_s.append([records[long.id].finished_s or 0.0 for long in longs])
-    guarded_s, alone_s = ended_s
-    assert min(alone_s) > 800
-    for place, end_s in enumerate(guarded_s):
-        assert end_s <= 2 + place * (10 / share + 2) + 12
+    preset = find_preset("headway", order=f"on-time:tail={tail},patience_s=1e9")
+    records = drive(from_preset(preset)(workload), workload).instance.records
+    ended_s = [records[long.id].finished_s or 0.0 for long in longs]
+    if tail:
+        assert max(ended_s) <= by_s
+    else:
+        assert min(ended_s) > by_s
+
+
+def test_late_work_has_a_hundredth_of_what_work_in_time_would_take() -> None:
+    # One runs at a time, and each second one comes that can be in time. The long one is late at once and needs 10
+    # steps: it is overdue at 2 s, and done when a hundredth of the time has come to that.
+    hurried = tuple(
+        Arrival(id=f"{n:04}", at_step=n, prompt=1, output=1, limit=1, slo=Slo(ttft_s=500.0))
+        for n in range(1500)
+    )
+    long = Arrival(id="long", at_step=0, prompt=24, output=10, limit=12, slo=Slo(ttft_s=0.1))
+    workload = Workload((*hurried, long), small_engine(**ROOMY, batch_width=1))
+    ended_s = {}
+    for patience_s in ("2", "1e9"):
+        preset = find_preset("headway", order=f"on-time:patience_s={patience_s}")
+        records = drive(from_preset(preset)(workload), workload).instance.records
+        ended_s[patience_s] = records["long"].finished_s or 0.0
+    assert ended_s["2"] <= 1100 < 1500 < ended_s["1e9"]

@@ -18,7 +18,7 @@ from headway.sim.killed_steps import KILLING_ROWS, build_killing
 from headway.sim.oracles import ORACLES
 from headway.sim.simulation import Policies, PolicyFactory, System
 from headway.traces import TraceRequest
-from tests.policies.batching.test_rounds import SharedKernel
+from tests.policies.batching.test_mixed_step import SharedKernel
 from tests.sim.swapping import restless
 from tests.sim.worlds import LIMIT, Linear, calibration, limits, request, run, slo
 from tests.strategies import FEW

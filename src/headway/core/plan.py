@@ -72,8 +72,7 @@ class StepPlan:
     (paused residents) starts a copy of their KV to the host; they stay. `prefetch` (swapped jobs) brings KV
     back without a place in the batch, from the blocks and slots that are left; the job is then resident and
     paused, and `preempt {job: SWAP}` puts it back at once. `room_for` is the job for which `preempt` frees memory, if
-    it starts in a later step. `next_up` start in the step after this one, unless other jobs come before them: they wait
-    for nothing but their turn. Both are informational; the engine ignores them.
+    it starts in a later step: for information, the engine ignores it.
     """
 
     run: Sequence[Job] = ()
@@ -86,7 +85,6 @@ class StepPlan:
     prefetch: Sequence[Job] = ()
     leave: Mapping[Job, Departure] = field(default_factory=dict)
     room_for: Job | None = None
-    next_up: Sequence[Job] = ()
 
 
 @dataclass(slots=True, kw_only=True)

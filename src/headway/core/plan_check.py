@@ -11,7 +11,7 @@ from headway.core.plan import Departure, Fate, StepPlan
 from headway.core.view import StepView
 from headway.errors import PlanError
 
-_SEQUENCES = ("run", "admit", "offload", "prefetch", "next_up")
+_SEQUENCES = ("run", "admit", "offload", "prefetch")
 _MAPPINGS = ("chunk_cap", "preempt", "leave")
 _LIST_OR_TUPLE = (list, tuple)
 _JOB = {Job}
@@ -71,7 +71,6 @@ def _check_types(plan: StepPlan) -> None:
             raise PlanError(f"{part} is a {type(table).__name__}; accepted: a dict whose keys are jobs")
     if type(plan.whole_prompts) is not bool:
         raise PlanError(f"whole_prompts is a {type(plan.whole_prompts).__name__}; accepted: True or False")
-    _check_jobs("next_up", plan.next_up)
     if plan.room_for is not None:
         _check_jobs("room_for", (plan.room_for,))
 

@@ -23,7 +23,6 @@ NO_SEAT = "all seats were taken"
 _NO_TOKENS = "the tokens of the step were given to others"
 _PREEMPTING = "blocks ran out, and nobody starts in a step that preempts"
 _COPYING = "its KV was still being copied"
-_DECODES_TURN = "the step was the decodes' turn, and the next is the prompts'"
 WAITED = {
     Reason.SEATS: NO_SEAT,
     Reason.BUDGET: _NO_TOKENS,
@@ -83,7 +82,7 @@ def why_all_waited(view: StepView, outcome: StepOutcome) -> tuple[str, str]:
             return WAITED[reason], ""
     if outcome.plan.admit:
         return "others were to start first", ""
-    return (_DECODES_TURN if outcome.plan.next_up else "the policy let nobody start"), ""
+    return "the policy let nobody start", ""
 
 
 def _full(view: StepView, outcome: StepOutcome) -> str:

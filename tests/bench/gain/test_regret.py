@@ -479,6 +479,8 @@ def result(mean_jct_s: float, goodput: float) -> RegretResult:
     return RegretResult(
         goodput={"two": goodput},
         mean_jct_s=mean_jct_s,
+        p99_jct_s=None,
+        p99_ttft_s=None,
         requests=1,
         preemptions=0,
         end_s=1.0,

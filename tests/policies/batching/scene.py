@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from headway.core.cost import CostModel
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
 from headway.core.view import StepView
 from headway.policies.batching.admission import starting
 from headway.policies.batching.decode_first import split_decodes
-from headway.policies.batching.rounds import Round, Rounds
+from headway.policies.batching.mixed_step import MixedStep
 from headway.policies.batching.step_shapes import shape_of_decodes
 from headway.policies.order.arrival import Arrival
 from headway.policies.protocols import Batching
@@ -48,10 +49,11 @@ class Scene:
         self.batching.observe(StepOutcome(now_s=0.0, plan=plan, admitted=list(jobs)))
 
 
-def round_of(view: StepView, plan: StepPlan, rounds: Rounds) -> Round:
+def mixed_step(view: StepView, plan: StepPlan, cost: CostModel, graphed_tokens: int = 0) -> MixedStep:
     """The decodes of a plan, and its prompts that have begun or have room."""
     decodes, begun = split_decodes(plan.run)
-    return Round(rounds, shape_of_decodes(decodes, view.tokens_a_decode), [*begun, *starting(view, plan)])
+    alone = shape_of_decodes(decodes, view.tokens_a_decode)
+    return MixedStep(cost, alone, [*begun, *starting(view, plan)], graphed_tokens)
 
 
 def timed(id_: str, tbt_s: float, **fields: Any) -> Job:

@@ -24,7 +24,7 @@ from headway.policies.order.keyed import ShortestPrompt
 from headway.policies.order.on_time import OnTime
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene, timed
-from tests.policies.batching.test_rounds import Graphed, SharedKernel
+from tests.policies.batching.test_mixed_step import Graphed, SharedKernel
 from tests.policies.contract import Workload, drive, from_preset, hurried, workloads
 from tests.policies.instance import LinearCost, ReadingCost
 from tests.strategies import FEW, UNTIMED, decoding, ids, ledger_of, make_job, prefilling

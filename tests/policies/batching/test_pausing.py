@@ -23,7 +23,7 @@ def test_who_has_a_pace_twice_as_long_and_is_ahead_of_it_may_pause(
 ) -> None:
     # Three tokens are there. The fourth, a tenth of a second of work, is due three paces after the first: if that was
     # at 2.2 s at 14.2, which leaves more than a pace; at 2.0 it leaves less.
-    job = decoding("x", slo=Slo(tbt_s=tbt_s), first_token_s=first_token_s, output=3, limit=500)
+    job = decoding("x", slo=Slo(tbt_s=tbt_s), first_token_s=first_token_s, output=3, limit=4)
     order = OnTime(LinearCost())
     order.add(job)
     order.remove(job)

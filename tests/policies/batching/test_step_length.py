@@ -15,10 +15,9 @@ from headway.core.plan import StepPlan
 from headway.core.slo import NO_TARGETS, Slo
 from headway.core.view import StepView
 from headway.policies.batching.paced import Paced
-from headway.policies.batching.rounds import Rounds
 from headway.policies.batching.step_length import tokens_for_first_tokens, tokens_worth_a_step
 from headway.policies.order.on_time import OnTime
-from tests.policies.batching.scene import Scene, round_of
+from tests.policies.batching.scene import Scene, mixed_step
 from tests.policies.instance import LinearCost
 from tests.strategies import decoding, make_job, prefilling
 
@@ -61,9 +60,9 @@ def most_tokens(
         max_run=256, max_resident=256, total_blocks=8000, free_blocks=free_blocks, waiting=waiting
     )
     plan = StepPlan(run=list(run), admit=list(admit), token_budget=token_budget)
-    rounds = Rounds(cost or WithOverhead(), graphed_tokens=graphed_tokens)
+    step = mixed_step(view, plan, cost or WithOverhead(), graphed_tokens)
     num_behind = sum(job.prefilling for job in run) + len(waiting)
-    return tokens_worth_a_step(round_of(view, plan, rounds), token_budget, num_behind)
+    return tokens_worth_a_step(step, token_budget, num_behind)
 
 
 @pytest.mark.parametrize(
@@ -271,9 +270,7 @@ def tokens(*prompts: Job, run: tuple[Job, ...] = (), least: int = 500, budget: i
         now_s=0.0, max_run=256, max_resident=256, total_blocks=8000, free_blocks=4000, waiting=list(prompts)
     )
     plan = StepPlan(run=list(run), admit=list(prompts), token_budget=budget)
-    return tokens_for_first_tokens(
-        round_of(view, plan, Rounds(WithOverhead())), order, view.now_s, budget, least
-    )
+    return tokens_for_first_tokens(mixed_step(view, plan, WithOverhead()), order, view.now_s, budget, least)
 
 
 def prompt(id_: str, due_s: float) -> Job:

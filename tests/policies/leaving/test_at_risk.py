@@ -141,15 +141,6 @@ def test_it_leaves_when_the_next_chance_might_be_too_late() -> None:
     assert left_at(5.31, rule, plan) == ["a"]
 
 
-def test_one_whose_turn_comes_next_stays_if_it_is_in_time_then() -> None:
-    # Two decodes take 0.2 s, and it has to start by 9 s.
-    job = urgent()
-    plan = StepPlan(run=[decoding("x"), decoding("y")], token_budget=2, next_up=[job, make_job("unwatched")])
-    rule = watching(job, urgent("b"))
-    assert left_at(8.79, rule, plan) == ["b"]
-    assert left_at(8.81, rule, plan) == ["a", "b"]
-
-
 def test_one_that_is_late_wherever_it_goes_stays() -> None:
     rule = watching(urgent())
     assert left_at(9.0, rule) == ["a"]

@@ -24,7 +24,7 @@ from tests.strategies import UNTIMED, decoding, ids, make_job
 
 
 def governed(**settings: Any) -> Governed:
-    return Governed(PerToken(), **{"give_way_s": 10.0, **settings})
+    return Governed(PerToken(), **{"tail": 0.6, **settings})
 
 
 def teach(order: Governed, pairs: list[tuple[float, int]]) -> None:
@@ -132,7 +132,7 @@ def test_foresight_is_that_of_the_order_in_use() -> None:
     assert order.num_at_first(1) == 2
 
 
-@pytest.mark.parametrize("settings", [{"give_way_s": -1.0}, {"min_answers": 1}, {"least_tau": 2.0}])
+@pytest.mark.parametrize("settings", [{"tail": -1.0}, {"min_answers": 1}, {"least_tau": 2.0}])
 def test_settings_are_those_of_its_parts(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):
         Governed(**settings)
@@ -160,7 +160,7 @@ def test_it_is_the_order_in_use_and_nothing_else(
     trusts: bool, jobs: list[Job], steps: list[tuple[str, int]]
 ) -> None:
     """Side by side with the plain order, through any sequence of moves."""
-    plain: Order = PredictedRemaining(PerToken(), give_way_s=10.0) if trusts else SkipJoinMlfq(PerToken())
+    plain: Order = PredictedRemaining(PerToken(), tail=0.6) if trusts else SkipJoinMlfq(PerToken())
     both = _Beside(governed(trusted_at_first=trusts), plain)
     desk = Desk(both, jobs)
     for kind, pick in steps:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
-from headway.errors import ConfigError
-from headway.policies.order.overdue import Overdue
+from headway.policies.order.overdue import SHARE, Overdue
 from tests.strategies import UNTIMED, ids, make_job
 
 
@@ -20,9 +18,9 @@ def nobody(jobs: Sequence[Job], now_s: float) -> list[Job]:
     return []
 
 
-def overdue(*jobs: Job, patience_s: float = 60.0, share: float = 0.25) -> Overdue:
+def overdue(*jobs: Job, patience_s: float = 60.0) -> Overdue:
     """With these jobs."""
-    found = Overdue(patience_s, share)
+    found = Overdue(patience_s)
     for job in jobs:
         found.add(job)
     return found
@@ -51,26 +49,26 @@ def test_what_an_overdue_job_has_had_is_owed_back_before_the_next() -> None:
     assert ids(rank.of(108.0, nobody)) == ["a"]
     rank.end(first)
     step(rank, at_s=108.0)
-    # From 102 to 108 it had all of the engine: that is a quarter of the time until 126.
-    step(rank, at_s=125.9)
-    assert rank.of(125.9, nobody) == []
-    step(rank, at_s=126.0)
-    assert ids(rank.of(126.0, nobody)) == ["b"]
+    # From 102 to 108 it had all of the engine: that is a hundredth of the time until 702.
+    step(rank, at_s=701.0)
+    assert rank.of(701.0, nobody) == []
+    step(rank, at_s=703.0)
+    assert ids(rank.of(703.0, nobody)) == ["b"]
 
 
 def test_a_job_is_charged_its_part_of_the_step_so_that_several_run_at_once() -> None:
-    # Of eight jobs in each step, a quarter of the engine is two.
-    jobs = [make_job(f"{number:02}", arrival_s=number) for number in range(20)]
+    # Of 200 jobs in each step, a hundredth of the engine is two.
+    jobs = [make_job(f"{number:03}", arrival_s=number / 10) for number in range(220)]
     rank = overdue(*jobs, patience_s=0.0)
     for second in range(100, 160):
         chosen = rank.of(float(second), nobody)
         others = [job for job in reversed(jobs) if job not in chosen]
-        step(rank, *chosen, *others[: 8 - len(chosen)], at_s=float(second))
-    assert ids(rank.of(160.0, nobody))[:2] == ["00", "01"]
+        step(rank, *chosen, *others[: 200 - len(chosen)], at_s=float(second))
+    assert ids(rank.of(160.0, nobody))[:2] == ["000", "001"]
     assert 2 <= len(rank.of(160.0, nobody)) <= 3
 
 
-def test_jobs_in_time_lose_the_least_share_only() -> None:
+def test_jobs_in_time_lose_a_hundredth_only() -> None:
     late, urgent = make_job("late"), make_job("urgent", arrival_s=1.0)
     rank = overdue(late, patience_s=0.0)
     rank.add(urgent)
@@ -91,8 +89,7 @@ def test_jobs_in_time_lose_the_least_share_only() -> None:
             rank.end(late)
             late = make_job(f"late {second}")
             rank.add(late)
-    # 0.01 / (1 - 0.25) of 1,000 seconds.
-    assert 10 <= ran_s <= 15
+    assert 10 <= ran_s <= 12
 
 
 def test_one_that_can_be_in_time_after_all_is_overdue_no_longer() -> None:
@@ -105,10 +102,10 @@ def test_one_that_can_be_in_time_after_all_is_overdue_no_longer() -> None:
 
     assert rank.of(101.0, first_is) == []
     rank.observe(StepOutcome(now_s=102.0, plan=StepPlan(), tokens={first: 1}), first_is)
-    # It had the engine from 100 to 102: a quarter of the time until 108.
+    # It had the engine from 100 to 102: a hundredth of the time until 300.
     step(rank, first, at_s=102.1)
-    assert rank.of(107.0, nobody) == []
-    assert ids(rank.of(108.5, nobody)) == ["b"]
+    assert rank.of(299.0, nobody) == []
+    assert ids(rank.of(301.0, nobody)) == ["b"]
 
 
 def test_one_that_runs_needs_no_rank_and_the_one_chosen_keeps_it_until_its_end() -> None:
@@ -142,19 +139,18 @@ def test_one_that_ends_without_the_rank_changes_nothing() -> None:
 
 @UNTIMED
 @given(
-    takes_s=st.lists(st.integers(1, 30), min_size=1, max_size=12),
-    share=st.sampled_from([0.1, 0.25, 0.5, 1.0]),
+    takes_s=st.lists(st.integers(1, 5), min_size=1, max_size=5),
     newcomers=st.booleans(),
 )
 def test_the_nth_is_served_when_those_before_it_have_had_their_part(
-    takes_s: list[int], share: float, newcomers: bool
+    takes_s: list[int], newcomers: bool
 ) -> None:
     # All late from the start, a step a second; whoever has the rank runs for so many of them.
     jobs = [make_job(f"{number:02}") for number in range(len(takes_s))]
-    rank = overdue(*jobs, patience_s=0.0, share=share)
+    rank = overdue(*jobs, patience_s=0.0)
     left = dict(zip(jobs, takes_s, strict=True))
     served_s: dict[Job, int] = {}
-    for now_s in range(4 * len(jobs) + 11 * sum(takes_s)):
+    for now_s in range(4 * len(jobs) + 101 * sum(takes_s)):
         if newcomers and now_s < 50:
             rank.add(make_job(f"n{now_s}", arrival_s=now_s + 1.0))
         chosen = [job for job in rank.of(float(now_s), nobody) if job in left]
@@ -168,11 +164,5 @@ def test_the_nth_is_served_when_those_before_it_have_had_their_part(
     had_s = 0
     for job, seconds in zip(jobs, takes_s, strict=True):
         # A step or two each is lost to whole seconds.
-        assert served_s[job] <= had_s / share + seconds + 2 * len(jobs)
+        assert served_s[job] <= had_s / SHARE + seconds + 2 * len(jobs)
         had_s += seconds
-
-
-@pytest.mark.parametrize("share", [0.0, 0.009, -0.1, 1.1, float("nan")])
-def test_a_share_that_bounds_nothing_is_refused(share: float) -> None:
-    with pytest.raises(ConfigError, match=r"overdue_share is .*; accepted: a share of the engine, 0.01 to 1"):
-        Overdue(60.0, share)

@@ -136,19 +136,6 @@ def test_an_answer_nobody_predicted_is_as_long_as_those_that_finished() -> None:
     assert work.estimate(make_job(prompt=1, limit=8)) == 8 / 8
 
 
-def test_only_what_nine_in_ten_bring_of_a_prediction_is_foreseen() -> None:
-    work = RemainingWork()
-    predicted = LengthEstimate(100, 40, 250)
-    assert work.foreseen_tokens(make_job("a", limit=500, predicted_length=predicted)) == 40
-    assert work.foreseen_tokens(make_job("a", limit=30, predicted_length=predicted)) == 30
-    assert work.foreseen_tokens(decoding("a", output=25, limit=500, predicted_length=predicted)) == 15
-    assert work.foreseen_tokens(decoding("a", output=70, limit=500, predicted_length=predicted)) == 1
-    work.learn(decoding("ended", output=80))
-    assert work.foreseen_tokens(make_job("a", limit=500)) == 1
-    work.believes_predictions = False
-    assert work.foreseen_tokens(make_job("a", limit=500, predicted_length=predicted)) == 1
-
-
 def test_before_a_step_was_measured_one_is_assumed() -> None:
     assert RemainingWork().estimate(make_job(predicted_length=exactly(8), limit=99)) == ASSUMED_STEP_S
 

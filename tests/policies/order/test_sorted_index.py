@@ -79,24 +79,3 @@ def test_a_long_index_is_a_sorted_list(seed: int) -> None:
         index.remove(jobs[key], key)
     assert (len(index), index.slice(0, 9), index.position((0.0,))) == (0, [], 0)
     assert index.between((0.0,), (9.0,), 9) == []
-
-
-def test_other_keys_put_all_that_are_in_elsewhere() -> None:
-    # Several blocks, turned round; then it goes on as any other.
-    index, jobs = SortedIndex(), [make_job(str(n)) for n in range(2000)]
-    for number, job in enumerate(jobs):
-        index.insert(job, (number,))
-    index.remove(jobs[1], (1,))
-    index.rekey({job: (-number,) for number, job in enumerate(jobs)})
-    assert index.slice(0, 2000) == [*reversed(jobs[2:]), jobs[0]]
-    assert (len(index), index.position((-1500,))) == (1999, 499)
-    index.insert(jobs[1], (-1500.5,))
-    index.remove(jobs[1500], (-1500,))
-    assert ids(index.slice(498, 501)) == ["1501", "1", "1499"]
-
-
-def test_an_empty_index_takes_other_keys() -> None:
-    index = SortedIndex()
-    index.rekey({})
-    index.insert(A, (1.0,))
-    assert ids(index) == ["a"]

@@ -165,11 +165,6 @@ class Waiting:
         if self.shares.serve(tenant, seconds):
             self.index.place(tenant)
 
-    def turn_round(self) -> None:
-        """Every tenant's jobs in the opposite order."""
-        self.keys = {job: (-number, *rest) for job, (number, *rest) in self.keys.items()}
-        self.index.rekey(self.keys)
-
     def plainly(self) -> Sequence[Job]:
         """All jobs by the rule."""
         left, found = dict(self.keys), []
@@ -183,7 +178,7 @@ class Waiting:
 
 moves = st.lists(
     st.tuples(
-        st.sampled_from(["come", "come", "go", "serve", "turn round"]),
+        st.sampled_from(["come", "come", "go", "serve"]),
         st.sampled_from(TENANTS),
         st.integers(0, 99),
     ),
@@ -202,8 +197,6 @@ def test_slices_are_the_rule_said_plainly(moves: list[tuple[str, str, int]], sto
             waiting.go(sorted(waiting.keys, key=lambda job: job.id)[amount % len(waiting.keys)])
         elif move == "serve" and waiting.shares.present(tenant):
             waiting.serve(tenant, amount / 8)
-        elif move == "turn round":
-            waiting.turn_round()
     expected = waiting.plainly()
     assert ids(waiting.index.slice(0, stop)) == ids(expected[:stop])
     assert all(waiting.index.holds(job, key) for job, key in waiting.keys.items())

@@ -97,14 +97,11 @@ def test_between_tokens_a_job_may_wait_by_as_much_as_it_is_ahead() -> None:
 
 
 def test_of_an_answer_that_nobody_predicted_any_token_may_be_the_last() -> None:
-    # The third token is due_at at 110 + 2 x 3 = 116, and takes a second. It may catch up as long as fifty, all that its
-    # limit allows, bring what it is behind: 110 + 49 x 3 less 48 s.
+    # It may catch up as long as all fifty that its limit allows bring what it is behind: 110 + 49 x 3 less 48 s.
     job = answering(tbt_s=3.0)
     job.predicted_length = None
     latest = latest_start()
-    assert latest.of(job) == 115.0
-    assert latest.last_chance_s(job) == 209.0
-    assert LatestStart(RemainingWork(PerToken()), PerToken(), by_tokens=False).of(job) == 209.0
+    assert latest.of(job) == 209.0
     job.slo = Slo(tbt_s=3.0, deadline_s=15.0)
     assert latest.of(job) == 100.0 + 15.0 - 48.0
 
@@ -113,7 +110,6 @@ def test_steps_that_take_longer_than_the_target_leave_no_time_to_catch_up() -> N
     # At half a second a token the last of 5 is due_at at 112, and three of a second each are to come.
     latest = latest_start()
     assert latest.of(answering(tbt_s=0.5)) == pytest.approx(109.0, abs=0.3)
-    assert latest.last_chance_s(answering(tbt_s=0.5)) == pytest.approx(109.0, abs=0.3)
 
 
 def test_where_drafts_are_right_a_step_brings_more_than_a_token() -> None:
@@ -139,30 +135,6 @@ def test_the_pace_is_that_of_the_steps_of_late() -> None:
     # A tenth of the newest: 0.5, then 0.5 + (1 - 0.5) / 10.
     assert steps == [0.0, 0.5, 1.0]
     assert latest.step_s == pytest.approx(0.55)
-
-
-def test_where_answers_pause_for_a_step_of_prompts_a_token_takes_both() -> None:
-    latest = latest_start()
-    answer, prompt = decoding("a"), prefilling("p", prompt=500, computed=300)
-    answer.num_computed_tokens += 1  # as the ledger has it after a step
-    steps = [{answer: 1}, {answer: 1}, {prompt: 100}, {answer: 1}, {answer: 1}]
-    for at_s, tokens in zip((1.0, 2.0, 3.0, 7.0, 8.0), steps, strict=True):
-        latest.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens=tokens))
-    # Steps of 1, 1, 4 and 1 s, the third of prompts alone: a token took 1, 1 and 5 s, of which the last counts a tenth.
-    assert latest.step_s == pytest.approx(1.4)
-
-
-def test_a_pause_for_answers_that_have_ended_since_is_part_of_no_step() -> None:
-    latest = latest_start()
-    answer, prompt, other = decoding("a"), prefilling("p", prompt=500, computed=300), decoding("b")
-    answer.num_computed_tokens += 1
-    other.num_computed_tokens += 1
-    for at_s, tokens in ((1.0, {answer: 1}), (2.0, {prompt: 100}), (6.0, {answer: 1})):
-        latest.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens=tokens))
-    answer.state = JobState.ENDED
-    for at_s in (90.0, 91.0):
-        latest.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens={other: 1}))
-    assert latest.step_s == 1.0
 
 
 def test_prompts_that_nobody_pauses_for_are_steps_like_others() -> None:
@@ -207,10 +179,7 @@ def test_an_engine_that_stood_still_for_a_minute_does_not_make_everybody_late_fo
 def candidates(*rows: tuple[str, float, float, float]) -> list[Candidate]:
     """(name, due, service, cost) of each, by due time."""
     return sorted(
-        [
-            Candidate(due, 0.0, name, service, cost, due - service + cost, make_job(name))
-            for name, due, service, cost in rows
-        ]
+        [Candidate(due, 0.0, name, service, cost, make_job(name)) for name, due, service, cost in rows]
     )
 
 
@@ -278,7 +247,7 @@ def timetable(*jobs: Job, usual: int | None = None) -> Timetable:
     work = RemainingWork(PerToken())
     if usual is not None:
         work.learn(decoding("ended", output=usual))
-    times = Timetable(work, PerToken(), prompt_share=0.5)
+    times = Timetable(work, PerToken())
     for job in jobs:
         work.estimate(job)
         times.add(job)
@@ -325,7 +294,7 @@ def test_a_load_comes_before_the_prompt_and_is_no_service() -> None:
     job = due("a", 20.0, prompt=4)
     job.num_stored_tokens = 2
     work = RemainingWork(Loading())
-    times = Timetable(work, Loading(), prompt_share=0.5)
+    times = Timetable(work, Loading())
     work.estimate(job)
     times.add(job)
     assert times.latest_start_s(job) == 20.0 - 2.0 - 6.0
@@ -357,47 +326,14 @@ def test_each_token_that_has_come_leaves_one_less_to_come() -> None:
     assert times.latest_start_s(job) == pytest.approx(begins_s + 6.0)
 
 
-def test_who_holds_memory_may_catch_up_and_who_waits_may_not() -> None:
-    # Two tokens are out, a second apart is the target: the next is due at 2 s, and takes half a second. The usual
-    # answer has forty more, each of which makes up half a second.
+def test_a_stream_may_catch_up_by_the_expected_end_of_its_answer() -> None:
+    # Two tokens are out, a second apart is the target, and forty more are usual, of half a second each: the last is due
+    # at 41 s, so they have to be begun by 21 s.
     job = decoding("a", output=2, limit=99, first_token_s=0.0, slo=Slo(tbt_s=1.0))
     times = timetable(job, usual=42)
     for at_s in (0.0, 0.5):
         times.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens={job: 1}))
     times.renew([job])
-    assert times.latest_start_s(job) == 1.5
-    assert times.in_time([job], 1.5) == [job]
-    assert times.in_time([job], 1.6) == []
-    times.remove(job)
-    assert times.latest_start_s(job) == 1.5
-    assert times.in_time([job], 11.0) == [job]
-    assert times.in_time([job], 41.0) == []
-
-
-def test_a_stream_far_ahead_of_its_pace_is_in_no_hurry_while_it_waits() -> None:
-    # Two tokens are out, a thousand seconds apart is the target, and steps take one: the next has to be begun by 1999
-    # s, and 512 steps before that it is in a hurry.
-    job = decoding("a", output=2, limit=99, first_token_s=0.0, slo=Slo(tbt_s=1000.0))
-    times = timetable(job)
-    for at_s in (0.0, 1.0):
-        times.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens={job: 1}))
-    times.renew([job])
-    assert times.hurried([job], 1486.9) == []
-    assert times.hurried([job], 1487.0) == times.candidates([job])
-    times.remove(job)
-    assert times.hurried([job], 0.0) == times.candidates([job])
-
-
-def test_who_waits_for_its_first_token_is_always_in_a_hurry() -> None:
-    times = timetable(job := due("a", 604800.0))
-    assert times.hurried([job], 0.0) == times.candidates([job])
-
-
-def test_the_work_of_a_stream_puts_off_its_turn_sixteen_times() -> None:
-    # A token takes an eighth of a second: ten to come are 1.25 s of work.
-    job = decoding(
-        "a", output=2, limit=12, first_token_s=0.0, slo=Slo(tbt_s=9.0), predicted_length=exactly(12)
-    )
-    [one] = timetable(job).candidates([job])
-    assert one.cost_s == pytest.approx(1.25)
-    assert one.turn_s == pytest.approx(one.due_s + 20.0)
+    assert times.latest_start_s(job) == pytest.approx(21.0)
+    assert times.in_time([job], 20.9) == [job]
+    assert times.in_time([job], 21.1) == []

@@ -16,16 +16,8 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.admission import starting, starts_beside
 from headway.policies.batching.decode_first import split_decodes
-from headway.policies.batching.rounds import (
-    Round,
-    Rounds,
-    SavedTime,
-    Turn,
-    Turns,
-    last_short,
-    step_of,
-    times_as_long,
-)
+from headway.policies.batching.mixed_step import MixedStep, last_short
+from headway.policies.batching.saved_time import SavedTime
 from headway.policies.batching.step_length import tokens_for_first_tokens, tokens_worth_a_step
 from headway.policies.batching.step_shapes import GRAIN_TOKENS, decode_shape, left_tokens, shape_of_decodes
 from headway.policies.batching.top_jobs import TopJobs
@@ -124,8 +116,7 @@ class Paced:
     client reads along. Prompts get the time that is left beside the decodes, by rank, begun or not. A long prompt is
     thus cut into chunks: it stalls no stream and keeps no short prompt waiting. With `saving` decodes save up for
     prompts where no time is left, or where more prompt tokens less often get through sooner (`SavedTime`): streams keep
-    their pace in the mean. With `turns` decodes and prompts take turns where a step of both takes longer than two
-    (`Turns`). Where the decodes alone would take too long, some pause (`Pausing`).
+    their pace in the mean. Where the decodes alone would take too long, some pause (`Pausing`).
 
     Without such a target a step has the tokens that minimise total delay, with `short_steps` (`tokens_worth_a_step`),
     and more where first tokens would be late otherwise (`tokens_for_first_tokens`).
@@ -142,20 +133,16 @@ class Paced:
         *,
         share: float = 0.85,
         short_steps: bool = True,
-        turns: bool = True,
         saving: bool = True,
     ) -> None:
         if not 0 < share <= 1:
             raise ConfigError.of("share", share, "a share of the target above 0, at most 1")
         self.share = share
         self.short_steps = short_steps
-        self.turns = turns
         self.saving = saving
         self._cost: CostModel = cost or UnknownCost()
         self._top = TopJobs()
-        self._turns = Turns()
         self._saved = SavedTime()
-        self._prompts_wait = False
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, prompts by rank, within the tokens that the tightest target leaves or that are worth a step."""
@@ -166,8 +153,6 @@ class Paced:
         plan = self._top.plan(view, order, leaving)
         decodes, begun = split_decodes(plan.run)
         longest_s = self._longest_s(view, decodes)
-        self._turns.begin()
-        self._prompts_wait = False
         self._saved.expect(0.0, inf)
         if knows_late(order) and not order.trusts_step_times:
             return plan if longest_s == inf else _safely(plan, len(decodes) * view.tokens_a_decode)
@@ -219,30 +204,23 @@ class Paced:
     def _with_prompts(
         self, view: StepView, plan: StepPlan, order: Order, alone: BatchShape, longest_s: float
     ) -> StepPlan:
-        """The decodes of a plan, a step `alone`, and what there is time for of its prompts, beside or after them."""
+        """The decodes of a plan, a step `alone`, and what there is time for of its prompts beside them."""
         prompts = _prompts(view, plan)
         if not prompts:
             self._saved.expect(self._cost.step_s(alone), longest_s)
             return plan
-        planned = Round(self._rounds(view, plan, alone, prompts), alone, prompts)
+        planned = MixedStep(self._cost, alone, prompts, view.graphed_tokens)
         tokens = self._prompt_tokens(view, plan, order, planned, longest_s)
-        turn = self._whose(planned, tokens)
-        self._expect(planned, tokens, turn, longest_s)
-        return step_of(view, plan, planned, tokens, turn)
-
-    def _expect(self, planned: Round, tokens: int, turn: Turn, longest_s: float) -> None:
-        """Note what the step of this turn is predicted to take of the time that a token may."""
-        if turn is Turn.PROMPTS:
-            self._saved.expect(planned.prompts_s(tokens), longest_s, decodes=False)
-        elif turn is Turn.DECODES:
-            self._saved.expect(planned.decodes_s, longest_s)
-        else:
-            self._saved.expect(planned.seconds(tokens), longest_s, alone_s=planned.decodes_s)
+        self._saved.expect(planned.seconds(tokens), longest_s, alone_s=planned.decodes_s)
+        if not tokens:  # decodes save up for them
+            plan.run, plan.admit = split_decodes(plan.run)[0], ()
+        plan.token_budget = min(plan.token_budget, alone.num_tokens + tokens)
+        return plan
 
     def _prompt_tokens(
-        self, view: StepView, plan: StepPlan, order: Order, planned: Round, longest_s: float
+        self, view: StepView, plan: StepPlan, order: Order, planned: MixedStep, longest_s: float
     ) -> int:
-        """Prompt tokens of this round: as many as keep to the longest step, or more that are waited for and were saved.
+        """Prompt tokens of this step: as many as keep to the longest step, or more that are waited for and were saved.
 
         The fewest keep to it if they do so by the whole target.
         """
@@ -254,20 +232,6 @@ class Paced:
         wanted = min(most_tokens, _waited_for(view, order, planned.prompts)) if kept else most_tokens
         return tokens if wanted <= tokens else self._saved.afford(planned, tokens, wanted, longest_s)
 
-    def _rounds(self, view: StepView, plan: StepPlan, decodes: BatchShape, prompts: Sequence[Job]) -> Rounds:
-        """Whether decodes and these prompts take turns; not if no prompt has begun, and the first could not start.
-
-        A step that is no question, without decodes, prompts or tokens for them, is no round.
-        """
-        has_room = plan.token_budget > decodes.num_tokens and not view.defers_prompts
-        times = times_as_long(self._cost, decodes, prompts) if self.turns and has_room else 0.0
-        if not times or not self._turns.apart(times):
-            return Rounds(self._cost, graphed_tokens=view.graphed_tokens)
-        starts = plan.run[-1].prefilling or view.admissible(plan.admit[0])
-        if not starts:
-            self._turns.begin()
-        return Rounds(self._cost, starts, view.graphed_tokens)
-
     def _short(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
         """A step that no target between tokens bounds: as many tokens as are worth it, and as first tokens need."""
         if not plan.admit and not (plan.run and plan.run[-1].prefilling):
@@ -275,30 +239,22 @@ class Paced:
         decodes, begun = split_decodes(plan.run)
         alone = shape_of_decodes(decodes, view.tokens_a_decode)
         prompts = [*begun, *starting(view, plan)]
-        planned = Round(self._rounds(view, plan, alone, prompts), alone, prompts)
+        planned = MixedStep(self._cost, alone, prompts, view.graphed_tokens)
         tokens = plan.token_budget
         if self.short_steps:
             num_behind = len(begun) + len(view.waiting) + len(view.swapped)
             tokens = tokens_worth_a_step(planned, plan.token_budget, num_behind)
         if tokens < plan.token_budget and knows_late(order):
             tokens = tokens_for_first_tokens(planned, order, view.now_s, plan.token_budget, tokens)
-        tokens -= alone.num_tokens
-        return step_of(view, plan, planned, tokens, self._whose(planned, tokens))
-
-    def _whose(self, planned: Round, tokens: int) -> Turn:
-        """Whose step it is, and whether prompts wait for no more than their turn."""
-        turn = self._turns.whose(planned, tokens)
-        self._prompts_wait = turn is Turn.DECODES
-        return turn
+        plan.token_budget = min(plan.token_budget, tokens)
+        return plan
 
     def next_change_s(self, view: StepView) -> float:
         """As `top-jobs`; with a target between tokens as long as steps keep it although they grow with every token.
 
         That is for half of what the steps looked ahead at take as predicted: those that take less than half keep it
-        anyway. Not known while steps have no predicted time, or prompts wait for their turn.
+        anyway. Not known while steps have no predicted time.
         """
-        if self._prompts_wait:
-            return -inf
         longest_s = self._longest_s(view, view.residents)
         if longest_s == inf:
             return self._top.next_change_s(view)
@@ -320,8 +276,7 @@ class Paced:
         return self._top.ranks_nobody(view)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Follow whose turn it is, and what was saved."""
-        self._turns.observe()
+        """Follow what was saved."""
         more = outcome.num_tokens > len(outcome.tokens)  # than decodes without drafts would have
         self._saved.observe(ran=bool(outcome.tokens), prompts=more and has_prompts(outcome.tokens))
 

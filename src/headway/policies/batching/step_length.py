@@ -7,8 +7,14 @@ from math import inf
 
 from headway.core.batch_shape import BatchShape
 from headway.core.job import Job
-from headway.policies.batching.rounds import Round
-from headway.policies.batching.step_shapes import GRAIN_TOKENS, left_tokens, scaled, shape_of_prompts
+from headway.policies.batching.mixed_step import MixedStep
+from headway.policies.batching.step_shapes import (
+    GRAIN_TOKENS,
+    left_tokens,
+    scaled,
+    shape_of_prompts,
+    together,
+)
 from headway.policies.protocols import KnowsLate
 
 _SHORTER = 0.75
@@ -20,8 +26,8 @@ _COME_MEANWHILE = 3
 _Delay = Callable[[float, float], float]
 
 
-def tokens_worth_a_step(planned: Round, most_tokens: int, num_behind: int) -> int:
-    """The tokens that a round may have, decodes included; `most_tokens` while step times are unknown.
+def tokens_worth_a_step(planned: MixedStep, most_tokens: int, num_behind: int) -> int:
+    """The tokens that a step may have, decodes included; `most_tokens` while step times are unknown.
 
     The number minimises the total delay while the prompts of the longest step are computed, in steps with a share of
     them each. `num_behind` jobs have prompts still to compute, those without room included. A share is charged for
@@ -49,23 +55,23 @@ def tokens_worth_a_step(planned: Round, most_tokens: int, num_behind: int) -> in
     return most_tokens if share == 1 else decodes.num_tokens + int(share * prompts.num_tokens)
 
 
-def _least_share(planned: Round, prompts: BatchShape, num_behind: int) -> float:
+def _least_share(planned: MixedStep, prompts: BatchShape, num_behind: int) -> float:
     """The share of these prompt tokens with the least total delay."""
-    rounds, decodes, many = planned.rounds, planned.decodes, prompts.num_tokens
+    decodes, many = planned.decodes, prompts.num_tokens
     alone_s = planned.decodes_s if decodes.num_jobs else 0.0
     waiting, beginning = num_behind * (1 + _COME_MEANWHILE), decodes.num_jobs * (num_behind - 1) / num_behind
 
     def delay_s(share: float, whole: float) -> float:
         """With this share of the prompts; in the long run a step has the `whole` of both. 0 if not known."""
-        whole_s = rounds.seconds(scaled(decodes, whole), scaled(prompts, whole))
-        more_s = rounds.seconds(decodes, scaled(prompts, share)) - alone_s
+        whole_s = planned.cost.step_s(together(scaled(decodes, whole), scaled(prompts, whole)))
+        more_s = planned.cost.step_s(together(decodes, scaled(prompts, share))) - alone_s
         if not whole_s:
             return 0.0
         return waiting * whole_s / whole + decodes.num_jobs * more_s / share + beginning * whole_s
 
     least_share = GRAIN_TOKENS / many
     share, its_delay_s = _least_delay(delay_s, 1.0, 1.0, least_share)
-    graphed = rounds.prompts_in_graphs(decodes)
+    graphed = planned.graphed_prompts
     if GRAIN_TOKENS <= graphed < share * many:
         # Decodes become as many as prompts make them: then graphs hold the same share of both.
         in_proportion = (1 + decodes.num_tokens / graphed) / (1 + decodes.num_tokens / many)
@@ -99,12 +105,12 @@ _Due = tuple[float, int]
 
 
 def tokens_for_first_tokens(
-    planned: Round, order: KnowsLate, now_s: float, most_tokens: int, least_tokens: int
+    planned: MixedStep, order: KnowsLate, now_s: float, most_tokens: int, least_tokens: int
 ) -> int:
-    """The tokens that a round is to have for first tokens to come in time, decodes included, between the two bounds.
+    """The tokens that a step is to have for first tokens to come in time, decodes included, between the two bounds.
 
     They are as few as let the prompts that can have their first token in time, begun or with room, get through in a
-    third of the time that they have, all in rounds like this. Prompts that even the longest round could not save are
+    third of the time that they have, all in steps like this. Prompts that even the longest step could not save are
     left out. O(prompts), and where some have such a target O(log tokens) predictions of a step's time.
     """
     dues = _dues(order.on_time(planned.prompts, now_s), now_s)
@@ -114,9 +120,9 @@ def tokens_for_first_tokens(
         return least_tokens
 
     def token_s(prompt_tokens: int) -> float:
-        """Seconds that a prompt token takes in rounds with so many of them."""
+        """Seconds that a prompt token takes in steps with so many of them."""
         part = scaled(whole, prompt_tokens / whole.num_tokens)
-        return planned.rounds.seconds(alone, part) / prompt_tokens
+        return planned.cost.step_s(together(alone, part)) / prompt_tokens
 
     return alone.num_tokens + _fewest(whole.num_tokens, least_tokens - alone.num_tokens, dues, token_s)
 

@@ -117,10 +117,7 @@ class AtRisk:
         return {}
 
     def leave_unserved(self, view: StepView, plan: StepPlan) -> Mapping[Job, Departure]:
-        """Jobs that do not start in this step, and for which the next might be too late.
-
-        A job that is sure to start in that one leaves only if even then it would be late.
-        """
+        """Jobs that do not start in this step, and for which the next might be too late."""
         on_time = self._by_latest_start.position((view.now_s,))
         if on_time == len(self._by_latest_start):
             return {}
@@ -128,17 +125,13 @@ class AtRisk:
         next_s = view.now_s + self._step_s(step.shape)
         # A step of the longest kind may have begun there just before.
         elsewhere_s = next_s + self._prefill_s(self.hp_tokens or view.max_tokens)
-        staying = {*step.starting, *(job for job in plan.next_up if self._starts_by(job, next_s))}
+        staying = set(step.starting)
         until = self._by_latest_start.position((elsewhere_s + self._widest_margin_s, inf))
         return {
             job: Departure.HAND_OFF
             for job in self._by_latest_start.slice(on_time, until)
             if job not in staying and self._by_latest_start.keys[job][0] <= elsewhere_s + self._margin_s(job)
         }
-
-    def _starts_by(self, job: Job, instant_s: float) -> bool:
-        key = self._by_latest_start.keys.get(job)
-        return key is not None and key[0] >= instant_s
 
     def _prefill_s(self, num_tokens: int) -> float:
         if self.confidence is None:

@@ -9,7 +9,7 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.core.view import StepView
-from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S, PredictedRemaining
+from headway.policies.order.predicted_remaining import DEFAULT_TAIL, PredictedRemaining
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
 
 _RULE = TrustRule()
@@ -31,7 +31,7 @@ class Governed:
         self,
         cost: CostModel | None = None,
         *,
-        give_way_s: float = DEFAULT_GIVE_WAY_S,
+        tail: float = DEFAULT_TAIL,
         min_answers: int = _RULE.min_answers,
         least_tau: float = _RULE.least_tau,
         least_coverage: float = _RULE.least_coverage,
@@ -45,7 +45,7 @@ class Governed:
                 trusted_at_first=trusted_at_first,
             )
         )
-        self._predicted = PredictedRemaining(cost, give_way_s=give_way_s)
+        self._predicted = PredictedRemaining(cost, tail=tail)
         self._queues = SkipJoinMlfq(cost)
 
     @property

@@ -9,7 +9,7 @@ from headway.core.cost import CostModel
 from headway.core.job import Job, is_decode
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
-from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S, PredictedRemaining
+from headway.policies.order.predicted_remaining import DEFAULT_TAIL, PredictedRemaining
 from headway.policies.order.remaining_work import LEAST_STRIDE_TOKENS, GittinsWork
 from headway.policies.order.sorted_index import Key
 from headway.policies.order.tenants import TenantQueues, TenantShares
@@ -35,12 +35,12 @@ class LeastWork(PredictedRemaining):
         self,
         cost: CostModel | None = None,
         *,
-        give_way_s: float = DEFAULT_GIVE_WAY_S,
+        tail: float = DEFAULT_TAIL,
         memory: bool = True,
         least_tau: float = _RULE.least_tau,
         trusted_at_first: bool = _RULE.trusted_at_first,
     ) -> None:
-        super().__init__(cost, give_way_s=give_way_s, memory=memory)
+        super().__init__(cost, tail=tail, memory=memory)
         self.quality = PredictionQuality(TrustRule(least_tau=least_tau, trusted_at_first=trusted_at_first))
         self.work.believes_predictions = self.quality.trusted
         self.shares = TenantShares()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import inf
-from operator import attrgetter
 
 from headway.core.batch_shape import shape_of
 from headway.core.cost import CostModel, UnknownCost
@@ -12,10 +11,9 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, StepTimeQuality, TrustRule
 from headway.core.view import StepView
-from headway.errors import ConfigError
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.overdue import Overdue
-from headway.policies.order.predicted_remaining import DEFAULT_GIVE_WAY_S
+from headway.policies.order.predicted_remaining import DEFAULT_TAIL
 from headway.policies.order.timetable import Candidate, Timetable, given_up
 
 _EVERY = 4
@@ -67,7 +65,7 @@ class ComparedSteps:
 
 
 MOST_WEIGHED = 128
-"""Jobs on time that are weighed against each other, the first by latest start; those behind them are not urgent."""
+"""Jobs on time that are weighed against each other, the first by latest start; those behind are not urgent."""
 _LOOKED_STEPS = 8
 """For so many steps after a plan has asked of all running jobs, outdated ranks are taken anew beside the step: plans
 that ask of all come every few steps, and what piles up until then would hold them up."""
@@ -77,21 +75,18 @@ _RULE = TrustRule()
 class OnTime:
     """Two classes: jobs that can still meet their targets, as many as can, then all others by `least-work`.
 
-    On-time jobs come by latest start, jobs that have begun above all. With `by_work` a job comes later the more work
-    its answer still is, so that of two that may wait as long the one that makes room sooner goes first; else by due
-    time. A job between tokens may wait as long as it is ahead of its schedule (`by_tokens`; else as long as it can
-    catch up by its expected end), and catches up from behind while it holds memory. With `far_ahead` a stream without
-    memory waits with the others while it is far ahead. A tenant that has had more service than another comes as much
-    later among on-time jobs (`TenantShares`), costs as much more in triage, and comes after it among the rest.
+    On-time jobs come by the time they are due, jobs that have begun above all. A job between tokens may wait as long as
+    it can catch up by its expected end. A tenant that has had more service than another comes as much later among
+    on-time jobs (`TenantShares`), costs as much more in triage, and comes after it among the rest.
 
     Where not all prompts can have their first token in time, `triage` gives up those that cost most, as if the engine
-    computed prompts one after another for `prompt_share` of its time and decoded for the rest. With `prefixes`, what
-    the prefix cache holds of a waiting prompt is neither work nor time to its first token.
+    computed prompts one after another for half of its time. With `prefixes`, what the prefix cache holds of a waiting
+    prompt is neither work nor time to its first token.
 
-    No job waits for ever. Of the jobs that are left out of steps and not in time, the oldest rank before all others
-    once they are `patience_s` old, for `overdue_share` of what late jobs get (`Overdue`, which has the bound). That
-    holds without targets, and while step times are distrusted: then no job is taken to be in time, since no latest
-    start means anything.
+    No job waits for ever. `tail` bounds for how long jobs without a target give way to shorter ones (`least-work`). Of
+    the jobs that are left out of steps and not in time, the oldest rank before all others once they are `patience_s`
+    old, for a hundredth of the engine (`Overdue`, which has the bound). That holds without targets, and while step
+    times are distrusted: then no job is taken to be in time, since no latest start means anything.
 
     Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking while there
     are such jobs, and the prediction of two steps' times in every four (`ComparedSteps`).
@@ -102,33 +97,24 @@ class OnTime:
         cost: CostModel | None = None,
         *,
         patience_s: float = 2.0,
-        overdue_share: float = 0.25,
+        tail: float = DEFAULT_TAIL,
         triage: bool = True,
-        prompt_share: float = 0.5,
-        give_way_s: float = DEFAULT_GIVE_WAY_S,
         least_tau: float = _RULE.least_tau,
         trusted_at_first: bool = _RULE.trusted_at_first,
         prefixes: bool = True,
-        by_work: bool = True,
-        by_tokens: bool = True,
-        far_ahead: bool = True,
     ) -> None:
-        if not 0 < prompt_share <= 1:
-            raise ConfigError.of("prompt_share", prompt_share, "a share of the time above 0, at most 1")
-        self._overdue = Overdue(patience_s, overdue_share)
+        self._overdue = Overdue(patience_s)
         self.triage = triage
         self.uses_prefixes = prefixes
-        self.by_work = by_work
-        self.far_ahead = far_ahead
         self.steps = StepTimeQuality()
         self._compared = ComparedSteps(cost or UnknownCost(), self.steps)
         self._rest = LeastWork(
             cost,
-            give_way_s=give_way_s,
+            tail=tail,
             least_tau=least_tau,
             trusted_at_first=trusted_at_first,
         )
-        self._times = Timetable(self._rest.work, cost, prompt_share, by_tokens=by_tokens)
+        self._times = Timetable(self._rest.work, cost)
         self._weighed: dict[float, list[Job]] = {}
         self._overdue_now: dict[float, list[Job]] = {}
         self._num_ran = 0
@@ -266,17 +252,13 @@ class OnTime:
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
         """Returns those of `on_time` that are served before the rest, in turn: all but those given up."""
-        kept = self._times.hurried(on_time, now_s) if self.far_ahead else self._times.candidates(on_time)
+        kept = self._times.candidates(on_time)
         lead_s = self._leads_s(kept)
         kept.sort()
         if lead_s:
-            _sort_by(kept, "due_s", lead_s)
+            kept.sort(key=lambda one: one.due_s + lead_s[one.job.tenant])
         lost = given_up(_prompts(kept, lead_s), now_s) if self.triage else ()
-        if lost:
-            kept = [one for one in kept if one.job not in lost]
-        if self.by_work:
-            _sort_by(kept, "turn_s", lead_s)
-        return [one.job for one in kept]
+        return [one.job for one in kept if one.job not in lost]
 
     def _leads_s(self, candidates: Iterable[Candidate]) -> Mapping[str, float]:
         """What each tenant of these has had more than the least served of them; empty where there is but one."""
@@ -302,12 +284,6 @@ class OnTime:
         self._overdue.observe(outcome, self.on_time)
         self._times.renew(self._rest.renewed)
         self._times.renew_after(outcome)
-
-
-def _sort_by(candidates: list[Candidate], when: str, lead_s: Mapping[str, float]) -> None:
-    """By a time of theirs, equals as they stand; what a tenant has had more than the least served counts as later."""
-    time_s: Callable[[Candidate], float] = attrgetter(when)
-    candidates.sort(key=(lambda one: time_s(one) + lead_s[one.job.tenant]) if lead_s else time_s)
 
 
 def _prompts(candidates: Iterable[Candidate], lead_s: Mapping[str, float]) -> Sequence[Candidate]:

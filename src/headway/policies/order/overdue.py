@@ -11,8 +11,8 @@ from headway.core.plan import StepOutcome
 from headway.errors import ConfigError
 from headway.policies.order.sorted_index import SortedIndex
 
-LEAST_SHARE = 0.01
-"""Part of the engine that overdue jobs have, where jobs in time would take all of it."""
+SHARE = 0.01
+"""Part of the engine that overdue jobs have at least."""
 _MOST_LOOKED_AT = 32
 """The oldest jobs that are left out, among which one that is not in time is looked for."""
 
@@ -21,30 +21,25 @@ InTime = Callable[[Sequence[Job], float], list[Job]]
 
 
 class Overdue:
-    """The jobs that rank before all others, oldest first: they get `share` of what the engine does for late jobs.
+    """The jobs that rank before all others, oldest first: they get at least SHARE of the engine.
 
     A job becomes overdue when the last step had nothing of it (it waits, or is paused), it is not in time, and it is
     `patience_s` old. It stays overdue to its end, so that no job that made way for it takes its place again, unless it
     turns out to be in time. Jobs without a target are never in time.
 
-    The engine owes overdue jobs `share` of what it does for jobs that are not in time, and at least LEAST_SHARE of all
-    that it does. A job's part of a step is the mean of its parts of the tokens and of the KV of that step. The next
-    oldest job becomes overdue when nothing is owed back and all overdue jobs run. So jobs in time lose
-    LEAST_SHARE / (1 - `share`) of the engine at most.
+    The engine owes overdue jobs SHARE of what it does. A job's part of a step is the mean of its parts of the tokens
+    and of the KV of that step. The next oldest job becomes overdue when nothing is owed back and all overdue jobs run.
 
-    The bound: let a late job be left out, and let the late jobs that are older need W engine seconds. It becomes
-    overdue at the latest W / LEAST_SHARE later, W / `share` without jobs in time, and then runs first. Jobs that come
-    later add nothing to that. First come, first served it would wait up to W: so no job waits more than
-    1 / LEAST_SHARE times as long. Costs: O(log n) a job; O(1) a step in which no job is left out, else O(batch).
+    The bound: let a job that is not in time be left out, and let such jobs that are older need W engine seconds. It
+    becomes overdue at the latest W / SHARE later, and then runs first. Jobs that come later add nothing to that. First
+    come, first served it would wait up to W: so no job waits more than 1 / SHARE times as long. Costs: O(log n) a job;
+    O(1) a step in which no job is left out, else O(overdue).
     """
 
-    def __init__(self, patience_s: float, share: float) -> None:
+    def __init__(self, patience_s: float) -> None:
         if not patience_s >= 0:
             raise ConfigError.of("patience_s", patience_s, "0 or more seconds")
-        if not LEAST_SHARE <= share <= 1:
-            raise ConfigError.of("overdue_share", share, f"a share of the engine, {LEAST_SHARE} to 1")
         self.patience_s = patience_s
-        self.share = share
         self._by_arrival = SortedIndex()
         self._ran: Collection[Job] = ()
         self._overdue: Mapping[Job, None] = {}
@@ -97,21 +92,15 @@ class Overdue:
         self._owed_s, self._seen_s = self._owed_at(outcome.now_s), outcome.now_s
         self._overdue = dict.fromkeys(self.of(outcome.now_s, on_time))
         self._ran = outcome.tokens
-        self._owed_more = self._due_of(outcome, on_time)
-
-    def _due_of(self, outcome: StepOutcome, on_time: InTime) -> float:
-        """What is owed more of each second of this step, less what overdue jobs have of it."""
-        ran = list(outcome.tokens)
-        if not ran or not (self._overdue or any(True for _ in self._left_out(outcome.now_s))):
-            return self.share
-        in_time = set(on_time(ran, outcome.now_s))
-        late = [job for job in ran if job not in in_time]
-        had = _part(outcome.tokens, [job for job in late if job in self._overdue])
-        return max(LEAST_SHARE, self.share * _part(outcome.tokens, late)) - had
+        self._owed_more = SHARE - _part(
+            outcome.tokens, [job for job in self._overdue if job in outcome.tokens]
+        )
 
 
 def _part(tokens: Mapping[Job, int], jobs: Collection[Job]) -> float:
     """The part of a step that it does for these jobs: the mean of their parts of its tokens and of its KV."""
+    if not jobs:
+        return 0.0
     of_tokens = sum(map(tokens.__getitem__, jobs)) / sum(tokens.values())
     kv_tokens = sum(job.num_computed_tokens for job in tokens)
     of_kv = sum(job.num_computed_tokens for job in jobs) / kv_tokens if kv_tokens else of_tokens

@@ -1,9 +1,9 @@
-"""Least predicted work first, with an age that counts."""
+"""Least predicted work first, by a bounded time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import fsum, inf
+from math import inf, log
 
 from headway.core.cost import CostModel
 from headway.core.job import Job
@@ -14,69 +14,40 @@ from headway.policies.order.keyed import KeyedOrder
 from headway.policies.order.remaining_work import RemainingWork
 from headway.policies.order.sorted_index import Key
 
-_RECENT_JOBS = 400
-"""Newcomers that say what is usual, so that it follows the traffic and the machine."""
-_CHANGED = 2.0
-"""What is usual stays as it is until newcomers bring so many times as much, or as little."""
+DEFAULT_TAIL = 0.5
+_LONGEST_GIVE_WAY_S = 400.0
+_LEAST_WORK_S = 0.001
+"""Less work counts as this much: a token of an answer in a wide batch."""
 
 
-class UsualWork:
-    """A unit of work: about the mean of what newcomers of late were estimated to bring; those long ago fade.
+def give_way_s(tail: float) -> float:
+    """Seconds of arrival that a job gives way to one of 1 / e of its work: 400 at `tail` 0, 20 at 0.5, 1 at 1.
 
-    It changes in steps, so that what was measured by it can be measured anew. Newcomers between two steps count alike,
-    in any order. O(1) a job.
+    ConfigError unless `tail` is 0 to 1.
     """
-
-    def __init__(self) -> None:
-        self._unit_s = 0.0
-        self._mean_s = 0.0
-        self._num_seen = 0
-        self._new_s: list[float] = []
-
-    def learn(self, work_s: float) -> None:
-        """A job came with so much work."""
-        self._new_s.append(work_s)
-
-    def times(self, work_s: float) -> float:
-        """So much work, in units; in seconds before the first step."""
-        return work_s / self._unit_s if self._unit_s else work_s
-
-    def settle(self) -> bool:
-        """After a step: take the newcomers in. Whether the unit has changed."""
-        if not self._new_s:
-            return False
-        count, new_s = len(self._new_s), fsum(self._new_s)
-        self._new_s.clear()
-        self._num_seen = min(self._num_seen + count, _RECENT_JOBS)
-        self._mean_s += (new_s / count - self._mean_s) * min(1.0, count / self._num_seen)
-        if self._unit_s / _CHANGED < self._mean_s < self._unit_s * _CHANGED or not self._mean_s:
-            return False
-        self._unit_s = self._mean_s
-        return True
-
-
-DEFAULT_GIVE_WAY_S = 1000.0
+    if not 0 <= tail <= 1:
+        raise ConfigError.of("tail", tail, "0 (least mean completion time) to 1 (shortest tail)")
+    return float(_LONGEST_GIVE_WAY_S ** (1 - tail))
 
 
 class PredictedRemaining(KeyedOrder):
-    """Smallest arrival + `give_way_s` x remaining work first: shortest remaining time first, aged.
+    """Smallest arrival + T x ln(remaining work) first: shorter jobs are moved up by a bounded time.
 
-    Work is in units of what newcomers bring of late (`UsualWork`): a job of the usual work gives way to less work that
-    comes up to `give_way_s` later, whatever the traffic and the machine. The time now is the same for all and cancels
-    out, so keys do not drift. With 0 the order is first come, first served; with a very large one, shortest work first.
+    T is `give_way_s(tail)`. A job gives way to one of half its work that comes up to 0.7 T later, to one of a tenth
+    that comes up to 2.3 T later. The time now and the unit of work are the same for all and cancel out, so keys do not
+    drift, and a machine twice as fast ranks as before. With a small T the order is nearly first come, first served;
+    with a large one, shortest work first.
 
-    No job is overtaken for ever. A waiting job with the key K = arrival + give_way_s x work is passed only by jobs with
-    a smaller key. Work is never negative, so all that pass it arrived before K, within give_way_s x work of its own
-    arrival: finitely many, each of finite work. The key of a waiting job changes only with the unit of work, which has
-    a least, and with what estimates rest on (`RemainingWork`). The key of a running job grows in two cases more: its
-    answer outgrew its prediction, which its limit bounds; or its KV was dropped, by the prefill to be done again.
+    The bound: a waiting job of work w is passed only by jobs that arrived up to T ln(w / _LEAST_WORK_S) later. These
+    are finitely many, each of finite work. The key of a waiting job changes only with what estimates rest on
+    (`RemainingWork`). The key of a running job grows in two cases more: its answer outgrew its prediction, which its
+    limit bounds; or its KV was dropped, by the prefill to be done again.
 
     Costs: as `KeyedOrder`. An answer's key is taken anew at a few points of its life (`RemainingWork`, with the error),
     and only if its rank is asked for; while plans rank all that run, beside the step that brings it on, so that the
-    next plan finds it done. When newcomers bring twice the work, or half, all are sorted anew by the work last
-    estimated, O(live log live), a few microseconds a job, and then estimated anew, 64 a step.
-    Source: Schrage 1968 for the rule; ageing by arrival as in Kleinrock's delay-dependent priorities, linear in time,
-    so that it cancels.
+    next plan finds it done.
+    Source: the boost of Yu and Scully (2024, Strongly tail-optimal scheduling in the light-tailed M/G/1), used for LLMs
+    by UniBoost (Li et al., ICML 2026), in its limit for work that is short beside T.
     """
 
     trusts_predictions = True
@@ -86,33 +57,21 @@ class PredictedRemaining(KeyedOrder):
         self,
         cost: CostModel | None = None,
         *,
-        give_way_s: float = DEFAULT_GIVE_WAY_S,
+        tail: float = DEFAULT_TAIL,
         memory: bool = False,
     ) -> None:
-        if not 0 <= give_way_s < inf:
-            raise ConfigError.of("give_way_s", give_way_s, "0 or more seconds")
         super().__init__()
-        self.give_way_s = give_way_s
+        self._give_way_s = give_way_s(tail)
         self.memory = memory
         self.work = self._estimator(cost, memory=memory)
-        self.usual = UsualWork()
         self._num_ranked = 0
         self.renewed: Sequence[Job] = ()
         """Whose work was estimated anew beside the last step."""
 
     def key(self, job: Job) -> Key:
-        """(arrival + give_way_s x work, arrival, id), with the work estimated now."""
-        return self._key(job, self.work.estimate(job))
-
-    def _key(self, job: Job, work_s: float) -> Key:
-        return (job.arrival_s + self.give_way_s * self.usual.times(work_s), job.arrival_s, job.id)
-
-    def add(self, job: Job) -> None:
-        """Index a job that starts to wait; learn from a newcomer how much work is usual."""
-        newcomer = job not in self
-        super().add(job)
-        if newcomer:
-            self.usual.learn(self.work.of(job))
+        """(arrival + T x ln(work), arrival, id), with the work estimated now."""
+        work_s = max(_LEAST_WORK_S, self.work.estimate(job))
+        return (job.arrival_s + self._give_way_s * log(work_s), job.arrival_s, job.id)
 
     def end(self, job: Job) -> None:
         """Forget a job."""
@@ -131,12 +90,6 @@ class PredictedRemaining(KeyedOrder):
             super().touch(job)
         else:
             self.work.doubt(job)
-
-    def _sort_anew(self) -> None:
-        """Take every key by the unit that is usual now, and the work last estimated."""
-        work_s = self.work.of
-        self._keys = {job: self._key(job, work_s(job)) for job in self._keys}
-        self._index.rekey(self._keys)
 
     def renew(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
         """Take anew, and return, those of `jobs` whose keys are outdated, or will be with so many tokens more.
@@ -157,9 +110,6 @@ class PredictedRemaining(KeyedOrder):
     def observe(self, outcome: StepOutcome) -> None:
         """Take anew, beside the step, the keys that its tokens outdate, if the plan ranked as many as it serves."""
         self.work.observe(outcome)
-        if self.usual.settle():
-            self._sort_anew()
-            self.work.doubt_all()
         self.renewed = self.work.next_in_doubt()
         for job in self.renewed:
             self.touch(job)

@@ -184,12 +184,6 @@ class RemainingWork:
         """Tokens that a job's answer is expected to bring yet: more than none, at most its limit."""
         return _to_come(job, self._expected(job))
 
-    def foreseen_tokens(self, job: Job) -> float:
-        """Tokens that nine answers in ten like a job's bring yet, at least one: no more without a prediction."""
-        predicted = self._prediction(job)
-        least = 0.0 if predicted is None else predicted.low_tokens - job.num_output_tokens
-        return max(1.0, min(least, job.max_output_tokens - job.num_output_tokens))
-
     def _expected(self, job: Job) -> LengthEstimate | None:
         return self._prediction(job) or self._usual.estimate
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from headway.core.job import Job
@@ -65,12 +65,6 @@ class SortedIndex:
             del self._firsts[number]
         elif at == 0:
             self._firsts[number] = block[0]
-
-    def rekey(self, keys: Mapping[Job, Key]) -> None:
-        """Put all that are in where these keys have them. O(n log n), a few microseconds a job."""
-        entries = sorted((*keys[job], job) for job in self)
-        self._blocks = [entries[at : at + _BLOCK // 2] for at in range(0, len(entries), _BLOCK // 2)]
-        self._firsts = [block[0] for block in self._blocks]
 
     def holds(self, job: Job, key: Key) -> bool:
         """Whether a job is in under this key."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush, heapreplace
 from itertools import islice
 
@@ -167,13 +167,6 @@ class TenantQueues:
         """Whether a job is in under this key."""
         queue = self._queues.get(job.tenant)
         return queue is not None and queue.holds(job, key)
-
-    def rekey(self, keys: Mapping[Job, Key]) -> None:
-        """Put all that are in where these keys have them. O(n log n)."""
-        for queue in self._queues.values():
-            queue.rekey(keys)
-        for tenant in list(self._queues):
-            self.place(tenant)
 
     def place(self, tenant: str) -> None:
         """Put a tenant in its turn: its first job is another, or it has had another quantum of service."""

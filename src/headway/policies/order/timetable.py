@@ -9,7 +9,7 @@ from math import inf
 from typing import NamedTuple
 
 from headway.core.cost import CostModel, UnknownCost
-from headway.core.job import Job, JobState, has_decodes, is_decode
+from headway.core.job import Job, JobState, is_decode
 from headway.core.plan import StepOutcome
 from headway.policies.order.remaining_work import ASSUMED_STEP_S, RemainingWork
 from headway.policies.order.sorted_index import Key, SortedIndex
@@ -27,23 +27,18 @@ class LatestStart:
 
     Before the first token: the time it is due, less the prefill still to compute (at least a step), the load of what a
     connector's store holds of it, and the step that is under way meanwhile (asynchronous scheduling). After it, with a
-    target between tokens: the time at which its next token is due at that pace, since any may be its last, or the last
-    of those foreseen (`RemainingWork.foreseen_tokens`), less what they take at the pace of late steps; so a job that is
-    ahead of its token schedule may wait by as much. Without `by_tokens` that is until the last chance. With a deadline:
+    target between tokens: until when it can catch up with its pace by the expected end of its answer. With a deadline:
     that, less all that is still to do, as long as `RemainingWork` expects. The earliest counts. TOO_LATE if a target is
     missed already, NO_TARGET without one that is still open. O(1).
     """
 
-    def __init__(self, work: RemainingWork, cost: CostModel | None = None, *, by_tokens: bool = True) -> None:
-        self.by_tokens = by_tokens
+    def __init__(self, work: RemainingWork, cost: CostModel | None = None) -> None:
         self._work = work
         self._cost: CostModel = cost or UnknownCost()
         self._step_s = 0.0
         self._decoded_tokens = 1.0
         self._last_s = 0.0
         self._ran: Collection[Job] = ()
-        self._had_decodes = self._answers_paused = False
-        self._pause_s = 0.0
 
     @property
     def step_s(self) -> float:
@@ -57,17 +52,6 @@ class LatestStart:
 
     def of(self, job: Job) -> float:
         """A job's latest start, as things are now."""
-        return self.with_last_chance(job)[0]
-
-    def with_last_chance(self, job: Job) -> tuple[float, float]:
-        """A job's latest start and its last chance, which is no earlier, in seconds."""
-        last_chance_s = self.last_chance_s(job)
-        if last_chance_s == TOO_LATE or not (self.by_tokens and _is_between_tokens(job)):
-            return last_chance_s, last_chance_s
-        return min(last_chance_s, self._at_pace_s(job, self._work.foreseen_tokens(job))), last_chance_s
-
-    def last_chance_s(self, job: Job) -> float:
-        """A job's latest start; between tokens, until when it can catch up by the expected end of its answer."""
         slo = job.slo
         if not slo:
             return NO_TARGET
@@ -100,31 +84,18 @@ class LatestStart:
         return self._work.prompt_s(job) + self._work.load_s(job) + tokens * self.token_s
 
     def observe(self, outcome: StepOutcome) -> float:
-        """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on.
-
-        A step of prompts alone, for which answers pause, is part of the next: a token takes both.
-        """
+        """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on."""
         self._decoded_tokens = outcome.decoded_tokens
         began_s, ran = self._last_s, self._ran
-        paused = self._answers_paused
-        decoded = self._had_decodes
-        if outcome.tokens is not ran:  # else it is the same step once more
-            self._had_decodes = has_decodes(outcome.tokens)
-        self._answers_paused = decoded and not self._had_decodes
         self._last_s, self._ran = outcome.now_s, outcome.tokens
         if not any(job.state is JobState.RESIDENT for job in ran):
-            self._pause_s = 0.0
             return 0.0  # the engine may have been idle since
         step_s = outcome.now_s - began_s
-        if paused:
-            self._pause_s = step_s
+        if self._step_s:
+            newest_s = min(step_s, _MOST_TIMES * self._step_s)
+            self._step_s += (newest_s - self._step_s) * _NEWEST_SHARE
         else:
-            round_s, self._pause_s = step_s + self._pause_s, 0.0
-            if self._step_s:
-                newest_s = min(round_s, _MOST_TIMES * self._step_s)
-                self._step_s += (newest_s - self._step_s) * _NEWEST_SHARE
-            else:
-                self._step_s = round_s
+            self._step_s = step_s
         return step_s
 
     def forget(self, job: Job) -> None:
@@ -145,17 +116,13 @@ def _missed_first_token(job: Job) -> bool:
 
 
 class Candidate(NamedTuple):
-    """A job due at `due_s`, which takes `service_s` of the one server that all share, and costs `cost_s` in all.
-
-    `turn_s` is when it is its turn beside others that can be in time.
-    """
+    """A job due at `due_s`, which takes `service_s` of the one server that all share, and costs `cost_s` in all."""
 
     due_s: float
     arrival_s: float
     id: str
     service_s: float
     cost_s: float
-    turn_s: float
     job: Job
 
 
@@ -200,10 +167,8 @@ def _makes_way(costliest: Candidate, newcomer: Candidate, free_s: float) -> bool
     return in_time and costliest.cost_s > newcomer.cost_s
 
 
-_STREAM_WORK = 16.0
-"""A second of a stream's work puts off its turn by so many: one with less to do frees its memory sooner."""
-_BACK_STEPS = 512
-"""A stream without memory is in a hurry once it may do without so many steps: in that time there is room for it."""
+_PROMPT_SHARE = 0.5
+"""Of the engine's time, in which prompts are computed; in the rest it decodes."""
 _RENEWED_A_STEP = 8
 """Jobs that wait with a deadline whose latest start is taken anew beside a step: some fifty microseconds."""
 
@@ -211,21 +176,15 @@ _RENEWED_A_STEP = 8
 class Timetable:
     """Latest starts (`LatestStart`) of live jobs that have a target, as last taken, and which of them can be in time.
 
-    A job that waits is late from its latest start on. One that holds memory may still catch up with its pace, until its
-    last chance (`LatestStart.last_chance_s`): each token that it has brought since that was taken leaves one less to
-    come, so it may go on a step later. A prompt is computed for `prompt_share` of the time; what is decoded, in steps
-    as they are of late. True while any job has a target. Costs: an insertion for each job that waits and has a target,
-    whenever its latest start is taken anew.
+    A job between tokens may still catch up with its pace until its latest start: each token that it has brought since
+    that was taken leaves one less to come, so it may go on a step later. True while any job has a target. Costs: an
+    insertion for each job that waits and has a target, whenever its latest start is taken anew.
     """
 
-    def __init__(
-        self, work: RemainingWork, cost: CostModel | None, prompt_share: float, *, by_tokens: bool = True
-    ) -> None:
+    def __init__(self, work: RemainingWork, cost: CostModel | None) -> None:
         self._work = work
-        self._latest = LatestStart(work, cost, by_tokens=by_tokens)
-        self._prompt_share = prompt_share
+        self._latest = LatestStart(work, cost)
         self._latest_s: dict[Job, float] = {}
-        self._late_s: dict[Job, float] = {}
         self._tokens_then: dict[Job, int] = {}
         self._candidates: dict[Job, Candidate] = {}
         self._queue = SortedIndex()
@@ -250,13 +209,12 @@ class Timetable:
         self._deadlines.pop(job, None)
         if job.slo:
             self._queue.remove(job, self._key(job))
-            self._late_s[job] = self._latest.last_chance_s(job)
 
     def end(self, job: Job) -> None:
         """Forget a job."""
         self._latest.forget(job)
         if job.slo:
-            del self._latest_s[job], self._late_s[job], self._tokens_then[job], self._candidates[job]
+            del self._latest_s[job], self._tokens_then[job], self._candidates[job]
 
     def renew(self, jobs: Iterable[Job]) -> None:
         """Take latest starts anew, of those of these jobs that have a target."""
@@ -272,17 +230,14 @@ class Timetable:
 
     def _time(self, job: Job) -> None:
         """Note a job's latest start, and when its prompt is due; a job that decodes is due when it has to go on."""
-        latest_s, last_chance_s = self._latest.with_last_chance(job)
-        self._latest_s[job] = latest_s
-        self._late_s[job] = latest_s if job in self._waiting else last_chance_s
+        self._latest_s[job] = latest_s = self._latest.of(job)
         self._tokens_then[job] = job.num_output_tokens
         prefill_s = 0.0 if job.num_output_tokens else self._work.prompt_s(job)
         # A load goes beside the steps: it is no service of the engine, which others would wait for.
         load_s = 0.0 if job.num_output_tokens else self._work.load_s(job)
-        due_s, service_s = latest_s + prefill_s + load_s, prefill_s / self._prompt_share
-        cost_s = self._work.of(job)
-        turn_s = latest_s + (_STREAM_WORK * cost_s if job.num_output_tokens else cost_s - prefill_s)
-        self._candidates[job] = Candidate(due_s, job.arrival_s, job.id, service_s, cost_s, turn_s, job)
+        due_s = latest_s + prefill_s + load_s
+        service_s = prefill_s / _PROMPT_SHARE
+        self._candidates[job] = Candidate(due_s, job.arrival_s, job.id, service_s, self._work.of(job), job)
 
     def _key(self, job: Job) -> Key:
         return (self._latest_s[job], job.arrival_s, job.id)
@@ -326,24 +281,14 @@ class Timetable:
         """What has to be known of these to weigh them against each other, as last taken; each has a target."""
         return [self._candidates[job] for job in jobs]
 
-    def hurried(self, jobs: Iterable[Job], now_s: float) -> list[Candidate]:
-        """The candidates without streams that wait for memory and are in no hurry. O(jobs)."""
-        back_s = now_s + _BACK_STEPS * self._latest.step_s
-        waiting = self._waiting
-        return [
-            one
-            for one in map(self._candidates.__getitem__, jobs)
-            if one.service_s or one.due_s <= back_s or one.job not in waiting
-        ]
-
     def in_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
         """The jobs that have a target and can still meet all they have. O(jobs), without calls."""
-        late_s, tokens_then, token_s = self._late_s.get, self._tokens_then, self._latest.token_s
+        latest_s, tokens_then, token_s = self._latest_s.get, self._tokens_then, self._latest.token_s
         # Most residents of some loads have met all they had to: inf, as without a target.
         return [
             job
             for job in jobs
-            if (last_s := late_s(job, inf)) < inf
+            if (last_s := latest_s(job, inf)) < inf
             and now_s <= last_s + (job.num_output_tokens - tokens_then[job]) * token_s
         ]
 

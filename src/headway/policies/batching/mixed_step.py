@@ -1,0 +1,93 @@
+"""What a step of decodes and of some tokens of prompts takes, and how many tokens fit into a time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import CostModel
+from headway.core.job import Job
+from headway.policies.batching.step_shapes import (
+    GRAIN_TOKENS,
+    left_tokens,
+    shape_of_prompts,
+    together,
+    with_prompt,
+)
+
+
+def last_short(most: int, too_long: Callable[[int], bool]) -> int:
+    """The largest number up to `most` that is not too long, 0 if none; the more, the longer. O(log most) asked."""
+    if most <= 0 or not too_long(most):
+        return max(0, most)
+    return max(0, bisect_left(range(most), True, key=too_long) - 1)
+
+
+@dataclass(frozen=True)
+class MixedStep:
+    """A step of these decodes and of tokens of these prompts, one prompt after another.
+
+    CUDA graphs hold a step of at most `graphed_tokens`.
+    """
+
+    cost: CostModel
+    decodes: BatchShape
+    prompts: Sequence[Job]
+    graphed_tokens: int = 0
+
+    @cached_property
+    def decodes_s(self) -> float:
+        """Seconds of the decodes alone."""
+        return self.cost.step_s(self.decodes)
+
+    def seconds(self, tokens: int) -> float:
+        """Seconds with so many prompt tokens."""
+        return self._seconds(shape_of_prompts(self.prompts, tokens))
+
+    def _seconds(self, part: BatchShape) -> float:
+        return self.cost.step_s(together(self.decodes, part))
+
+    @property
+    def graphed_prompts(self) -> int:
+        """Prompt tokens that CUDA graphs hold beside these decodes; negative where they do not hold the decodes."""
+        return self.graphed_tokens - self.decodes.num_tokens
+
+    def most_tokens(self, longest_s: float, at_most: int) -> int:
+        """Prompt tokens with which it lasts no longer, to the grain; `at_most` where all of them do.
+
+        The fewest, however long they take. O(prompts), and a prediction for each and O(log tokens) for the last.
+        """
+        part, granted = BatchShape(), 0
+        for job in self.prompts:
+            if granted >= at_most:
+                break
+            tokens = min(left_tokens(job), at_most - granted)
+            if not tokens:
+                continue
+            longer = with_prompt(part, tokens, job.num_found_tokens)
+            if self._seconds(longer) > longest_s:
+                return max(GRAIN_TOKENS, granted, self._cut(part, job, granted, tokens, longest_s))
+            part, granted = longer, granted + tokens
+        return at_most
+
+    def soonest(self, tokens: int) -> int:
+        """So many prompt tokens, or those that CUDA graphs hold, if the prompts get through sooner so."""
+        graphed = self.graphed_prompts
+        most = shape_of_prompts(self.prompts, tokens)
+        if not GRAIN_TOKENS <= graphed < most.num_tokens:
+            return tokens
+        sooner = most.num_tokens * self.seconds(graphed) < graphed * self._seconds(most)
+        return graphed if sooner else tokens
+
+    def _cut(self, part: BatchShape, job: Job, granted: int, tokens: int, longest_s: float) -> int:
+        """All prompt tokens, where the next `tokens` of one prompt are too much beside those `granted`."""
+        whole = granted // GRAIN_TOKENS
+
+        def too_long(grains: int) -> bool:
+            chunk = min(tokens, (whole + grains) * GRAIN_TOKENS - granted)
+            return self._seconds(with_prompt(part, chunk, job.num_found_tokens)) > longest_s
+
+        return (whole + last_short(-(-(granted + tokens) // GRAIN_TOKENS) - whole, too_long)) * GRAIN_TOKENS
