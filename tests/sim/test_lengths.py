@@ -122,7 +122,7 @@ def test_the_better_the_prediction_the_nearer_to_the_oracle(fastserve_s: float, 
 
 @pytest.mark.parametrize("way", ["reversed", "constant", "random", "turning"])
 def test_a_broken_predictor_costs_nearly_nothing(way: str, fastserve_s: float) -> None:
-    assert mean_jct_s("predicted", lengths=Broken(BACKLOG, way)) <= 1.03 * fastserve_s
+    assert mean_jct_s("predicted", lengths=Broken(BACKLOG, way)) <= 1.04 * fastserve_s
 
 
 def test_without_predictions_it_is_fastserve_record_by_record() -> None:

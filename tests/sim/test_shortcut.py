@@ -121,7 +121,7 @@ def with_host(system: System, bytes_per_s: float) -> System:
 def test_the_moment_at_which_one_has_waited_too_long_is_not_stepped_over(
     trace: list[TraceRequest], system: System, targets: bool
 ) -> None:
-    row = find_preset("headway", order="on-time:patience_s=3,overdue_share=0.5")
+    row = find_preset("headway", order="on-time:patience_s=3")
     asked = trace if targets else [replace(each, slo=Slo()) for each in trace]
     same_either_way(asked, lambda cost: build_policy(row, cost), system)
 
@@ -173,8 +173,8 @@ def test_a_stretch_is_one_go() -> None:
 
 
 @pytest.mark.parametrize("tbt_s", [None, 6.0, 8.0])
-def test_nobody_steps_over_the_turn_of_prompts(tbt_s: float | None) -> None:
-    # Two prompts fill a step, so that all residents decode in the next, while others wait for their turn.
+def test_saving_up_for_prompts_is_not_stepped_over(tbt_s: float | None) -> None:
+    # Streams save up for prompts that wait.
     row = find_preset("headway", order="arrival", leaving=())
     streams = [request(f"x{n}", 0.0, 5, 60, slo=Slo(tbt_s=tbt_s)) for n in range(10)]
     trace = [*streams, *(request(f"p{n}", 61.0, 27, 60, slo=Slo(tbt_s=tbt_s)) for n in range(6))]

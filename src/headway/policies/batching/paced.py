@@ -143,6 +143,7 @@ class Paced:
         self._cost: CostModel = cost or UnknownCost()
         self._top = TopJobs()
         self._saved = SavedTime()
+        self._prompts_wait = False
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, prompts by rank, within the tokens that the tightest target leaves or that are worth a step."""
@@ -153,6 +154,7 @@ class Paced:
         plan = self._top.plan(view, order, leaving)
         decodes, begun = split_decodes(plan.run)
         longest_s = self._longest_s(view, decodes)
+        self._prompts_wait = False
         self._saved.expect(0.0, inf)
         if knows_late(order) and not order.trusts_step_times:
             return plan if longest_s == inf else _safely(plan, len(decodes) * view.tokens_a_decode)
@@ -213,6 +215,7 @@ class Paced:
         tokens = self._prompt_tokens(view, plan, order, planned, longest_s)
         self._saved.expect(planned.seconds(tokens), longest_s, alone_s=planned.decodes_s)
         if not tokens:  # decodes save up for them
+            self._prompts_wait = True
             plan.run, plan.admit = split_decodes(plan.run)[0], ()
         plan.token_budget = min(plan.token_budget, alone.num_tokens + tokens)
         return plan
@@ -253,8 +256,10 @@ class Paced:
         """As `top-jobs`; with a target between tokens as long as steps keep it although they grow with every token.
 
         That is for half of what the steps looked ahead at take as predicted: those that take less than half keep it
-        anyway. Not known while steps have no predicted time.
+        anyway. Not known while steps have no predicted time, or decodes save up for prompts.
         """
+        if self._prompts_wait:
+            return -inf
         longest_s = self._longest_s(view, view.residents)
         if longest_s == inf:
             return self._top.next_change_s(view)
