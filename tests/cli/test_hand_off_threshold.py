@@ -58,6 +58,6 @@ def test_a_threshold_that_would_change_nothing_is_refused(refused: Refused) -> N
     assert "--hand-off-threshold and --leaving are given" in refused(
         "serve", "demo", "--policy", "ascendra-lp", "--hand-off-threshold", 0.1, "--leaving", "expired"
     )
-    assert "--order, --batching, --eviction or --leaving with --pools" in refused(
+    assert "--order, --batching, --eviction, --leaving or --tail with --pools" in refused(
         "serve", "demo", "--pools", "lp=1,hp=1", "--leaving", "expired"
     )

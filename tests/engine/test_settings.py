@@ -180,6 +180,14 @@ def test_part_specs_are_refused_where_the_policy_is_built(given: dict[str, Any],
         build_policy(read(**given).preset())
 
 
+def test_the_dial_goes_to_an_order_that_has_one() -> None:
+    assert EngineSettings(policy="headway", tail=0.7).preset().order == "on-time:tail=0.7"
+    row = EngineSettings(policy="headway", order="on-time:patience_s=5", tail=0.25).preset()
+    assert row.order == "on-time:patience_s=5,tail=0.25"
+    with pytest.raises(ConfigError, match="order 'arrival' has no setting 'tail=0.7'"):
+        build_policy(EngineSettings(policy="vllm", tail=0.7).preset())
+
+
 def test_part_specs_carry_their_settings() -> None:
     policy: Any = build_policy(
         read(

@@ -240,6 +240,7 @@ def _parts(settings: EngineSettings) -> str:
     parts = {"order": settings.order, "batching": settings.batching, "eviction": settings.eviction}
     named = [f"{kind} {part}" for kind, part in parts.items() if part is not None]
     named += [f"leaving {rule}" for rule in settings.leaving or ()]
+    named += [f"tail {settings.tail:g}"] if settings.tail is not None else []
     return f" with {', '.join(named)}" if named else ""
 
 

@@ -50,6 +50,14 @@ class EngineSettings:
     leaving: Annotated[
         tuple[str, ...] | None, Setting("In place of the policy's rules; repeatable.", "PART")
     ] = None
+    tail: Annotated[
+        float | None,
+        Setting(
+            "Dial of `headway` and `predicted`: 0 for the least mean completion time, 1 for the shortest tail "
+            "(default: 0.5).",
+            "0..1",
+        ),
+    ] = None
     slo_ttft_s: Annotated[
         float | None, Setting("Target: seconds to the first token, for requests that name none.", "S")
     ] = None
@@ -123,6 +131,7 @@ class EngineSettings:
             batching=self.batching,
             eviction=self.eviction,
             leaving=self.leaving,
+            tail=self.tail,
         )
 
     def length_predictor(self) -> str | None:

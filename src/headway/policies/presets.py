@@ -187,8 +187,9 @@ def find_preset(
     batching: str | None = None,
     eviction: str | None = None,
     leaving: tuple[str, ...] | None = None,
+    tail: float | None = None,
 ) -> Preset:
-    """The named row with the given parts put in place of its own; ConfigError for an unknown name.
+    """The named row with the given parts put in place of its own, and its order's `tail`; ConfigError for no such name.
 
     >>> find_preset("sarathi").batching
     'decode-first:token_budget=512'
@@ -198,7 +199,10 @@ def find_preset(
         raise ConfigError(f"unknown policy {name!r}; accepted: {', '.join(known_presets())}")
     changes = {"order": order, "batching": batching, "eviction": eviction, "leaving": leaving}
     given = {part: spec for part, spec in changes.items() if spec is not None}
-    return replace(preset, **given) if given else preset  # type: ignore[arg-type]
+    row = replace(preset, **given) if given else preset  # type: ignore[arg-type]
+    if tail is None:
+        return row
+    return replace(row, order=f"{row.order}{',' if ':' in row.order else ':'}tail={tail:g}")
 
 
 def build_policy(preset: Preset, cost: CostModel | None = None, *, priority_first: bool = False) -> Policy:

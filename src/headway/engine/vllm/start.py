@@ -142,7 +142,16 @@ def check_decisions(vllm_config: Any, settings: EngineSettings) -> bool:
 def serve_as_stock(vllm_config: Any) -> EngineSettings:
     """Put preset `vllm` in place of the policy of a configuration; everything else stays."""
     config = vllm_config.additional_config or {}
-    of_the_policy = {"policy", "order", "batching", "eviction", "leaving", "predictor", "length_model"}
+    of_the_policy = {
+        "policy",
+        "order",
+        "batching",
+        "eviction",
+        "leaving",
+        "tail",
+        "predictor",
+        "length_model",
+    }
     kept = {name: value for name, value in config.get("headway", {}).items() if name not in of_the_policy}
     vllm_config.additional_config = {**config, "headway": kept}
     return EngineSettings.from_additional_config(vllm_config.additional_config)
