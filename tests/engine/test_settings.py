@@ -31,6 +31,7 @@ def test_every_setting_can_be_given_as_json() -> None:
         "batching": "prefill-first",
         "eviction": "recompute",
         "leaving": ["expired", "queue-bound:max_waiting=3"],
+        "tail": 0.25,
         "slo_ttft_s": 1,
         "slo_tbt_s": 0.05,
         "batch_width": 8,
@@ -58,7 +59,7 @@ def test_unknown_settings_are_all_named_with_the_accepted_ones() -> None:
         read(polcy="sjf", zeal=1, policy="sjf")
     assert str(raised.value) == (
         "unknown polcy, zeal in additional_config.headway; accepted: policy, order, batching, eviction, "
-        "leaving, slo_ttft_s, slo_tbt_s, batch_width, host_kv, predictor, "
+        "leaving, tail, slo_ttft_s, slo_tbt_s, batch_width, host_kv, predictor, "
         "length_model, explain, records, check, strict"
     )
 
@@ -184,7 +185,7 @@ def test_the_dial_goes_to_an_order_that_has_one() -> None:
     assert EngineSettings(policy="headway", tail=0.7).preset().order == "on-time:tail=0.7"
     row = EngineSettings(policy="headway", order="on-time:patience_s=5", tail=0.25).preset()
     assert row.order == "on-time:patience_s=5,tail=0.25"
-    with pytest.raises(ConfigError, match="order 'arrival' has no setting 'tail=0.7'"):
+    with pytest.raises(ConfigError, match=r"order 'arrival' has no setting 'tail=0\.7'"):
         build_policy(EngineSettings(policy="vllm", tail=0.7).preset())
 
 
