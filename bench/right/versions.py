@@ -208,15 +208,16 @@ def table(found: dict[str, Any]) -> str:
 
 
 def readme_table(results: list[dict[str, Any]]) -> str:
-    """What README.md shows: features down, versions across."""
-    features = [*results[0]["features"], *results[0]["options"]]
-    rows = [["vLLM", *(found["version"] for found in results)], ["---"] * (len(results) + 1)]
-    for name in features:
-        cells = [
+    """What README.md shows: versions across, and a row for all features that come to the same in each version."""
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name in [*results[0]["features"], *results[0]["options"]]:
+        cells = tuple(
             found["options"][name] if name in found["options"] else found["features"][name]["served"]
             for found in results
-        ]
-        rows.append([name, *cells])
+        )
+        alike.setdefault(cells, []).append(name)
+    rows = [["vLLM", *(found["version"] for found in results)], ["---"] * (len(results) + 1)]
+    rows += [["; ".join(names), *cells] for cells, names in alike.items()]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 

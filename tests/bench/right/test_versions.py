@@ -94,12 +94,14 @@ def test_all_that_is_wrong_with_a_version_is_named() -> None:
     ]
 
 
-def test_the_readme_has_features_down_and_versions_across() -> None:
+def test_the_readme_has_versions_across_and_a_row_for_all_features_that_come_to_the_same() -> None:
     assert readme_table([found("0.32.0"), found("0.33.0", served="stock order")]).splitlines() == [
         "| vLLM | 0.32.0 | 0.33.0 |",
         "| --- | --- | --- |",
         "| LoRA | policy | stock order |",
         "| `--runner pooling` | refused | refused |",
     ]
+    refused = [found("0.32.0", served=REFUSED), found("0.33.0", served=REFUSED)]
+    assert readme_table(refused).splitlines()[2:] == ["| LoRA; `--runner pooling` | refused | refused |"]
     text = README.read_text()
     assert text.index(BEGIN) < text.index(END)
