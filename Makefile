@@ -24,11 +24,11 @@ demo: setup ## vllm and headway on real vLLM at 0.9 of this machine's capacity: 
 test: setup ## the fast tests, on every core: no server, no model
 	$(BIN)/pytest -m "not engine$(if $(filter quick,$(PROPERTIES)), and not slow)" --hypothesis-profile $(PROPERTIES) --numprocesses $(WORKERS) --dist worksteal
 
-lint: setup ## style, import rules, sizes, types
+lint: setup ## style, import rules, sizes, prose, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/pytest tests/test_house.py tests/test_documents.py
+	$(BIN)/pytest tests/test_house.py tests/test_documents.py tests/test_prose.py
 	$(BIN)/mypy
 
 check: PROPERTIES := full

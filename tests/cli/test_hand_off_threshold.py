@@ -42,7 +42,7 @@ def test_pools_may_have_another_threshold(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_threshold_of_who_hands_nobody_off_is_refused_with_all_who_do(refused: Refused) -> None:
     said, names = refused("serve", "demo", "--hand-off-threshold", "nan").split("; accepted: ")
-    assert said == "error: --hand-off-threshold is nan, but policy 'vllm' hands nobody off by one"
+    assert said == "error: --hand-off-threshold is nan, but policy 'vllm' has none"
     accepted = names.strip().split(", ")
     assert {"ascendra", "ascendra-lp", "headway"} <= {*accepted}
     assert not {"vllm", "ascendra-hp", "ascendra-no-hand-off", "ascendra-lp-no-hand-off"} & {*accepted}

@@ -248,10 +248,10 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         (["--pools", "lp=1"], "error: MODEL is missing; accepted: headway serve MODEL"),
         (["--", "--max-num-seqs", "4"], "error: MODEL is missing"),
         (["--instances", "1", "--", "--max-num-seqs", "4"], "error: MODEL is missing"),
-        (["demo", "--join", "http://x"], "error: no instance is started here, so 'demo' is for nobody"),
+        (["demo", "--join", "http://x"], "error: no instance is started here, so 'demo' has no use"),
         (
             ["--join", "http://x", "--", "--seed", "1"],
-            "error: no instance is started here, so '--seed 1' is for",
+            "error: no instance is started here, so '--seed 1' has no",
         ),
         (["--join", "http://x", "--records", "r"], "error: settings of an engine (--records, "),
         (

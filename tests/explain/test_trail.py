@@ -269,11 +269,11 @@ def test_reasons_that_alternate_are_one_chapter_and_each_ones_seconds_are_told()
     behind = "behind one whose whole prompt did not fit the tokens left in the step"
     assert [(one.why, one.seconds) for one in found.waited] == [
         (behind, 10.0),
-        ("the policy let nobody start", 10.0),
+        ("the policy let no request start", 10.0),
         ("others were to start first", 1.0),
     ]
     [chapter] = [each for each in found.story.chapters if each.kind is Kind.WAITED]
-    assert chapter.why == f"in turn: {behind}; the policy let nobody start; others were to start first"
+    assert chapter.why == f"in turn: {behind}; the policy let no request start; others were to start first"
     assert (chapter.start_s, chapter.end_s, chapter.steps) == (0.0, 21.0, 21)
 
 

@@ -272,7 +272,7 @@ async def test_who_has_no_file_left_to_ask_with_blames_no_instance(unused_tcp_po
     url = f"http://me:secret@127.0.0.1:{unused_tcp_port}"
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with open_session() as plain, probing_session(plain) as session:
-        told = f"nobody listens at http://127.0.0.1:{unused_tcp_port}"
+        told = f"no server listens at http://127.0.0.1:{unused_tcp_port}"
         assert await health_problem(session, url, 5.0) == told
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
@@ -409,7 +409,7 @@ async def test_a_joined_server_may_come_late_go_and_come_back(small: Small) -> N
     joined = server.joined()
     async with running(joined) as fleet:
         await fleet.until_settled()
-        assert (joined.condition, joined.reason) == (Condition.LOST, f"nobody listens at {joined.url}")
+        assert (joined.condition, joined.reason) == (Condition.LOST, f"no server listens at {joined.url}")
         for failures in (2, 3):
             process = server.launch(joined)
             await until(is_(joined, Condition.READY))

@@ -191,7 +191,7 @@ DEPLOYABLE = "accepted: none, learned"
         ({"seeds": 0}, "seeds is 0; accepted: 1 or more"),
         ({"load": 0.0}, "load is 0.0; accepted: more than 0"),
         ({"load": 1.0, "rate_scale": 1.0}, "rate_scale and load are given; accepted: one of the two"),
-        ({"predictor": "noisy-oracle:tau=0.8"}, "which knows the true lengths, so nobody can deploy it"),
+        ({"predictor": "noisy-oracle:tau=0.8"}, "which knows the true lengths, so it cannot be deployed"),
         *(
             ({"predictor": name, "policies": (policy,)}, f"unknown predictor '{name}'; {DEPLOYABLE}$")
             for name in ("tea-leaves", "none:x", "")
@@ -199,7 +199,7 @@ DEPLOYABLE = "accepted: none, learned"
         ),
         (
             {"predictor": "broken"},
-            f"'broken', which knows the true lengths, so nobody can deploy it; {DEPLOYABLE}$",
+            f"'broken', which knows the true lengths, so it cannot be deployed; {DEPLOYABLE}$",
         ),
         ({"predictor": "st:./none"}, "'st:./none' is gone: 'learned' reads prompts too"),
         ({"fewest": True}, "fewest is asked for without targets; accepted: with --slo-ttft"),

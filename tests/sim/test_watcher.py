@@ -132,7 +132,7 @@ def test_a_request_that_loses_its_memory() -> None:
             5.0,
             "blocks ran out (0 free) as 1 request before it grew; its KV is to be computed again (8 tokens)",
         ),
-        ("waited", 5.0, 6.0, "blocks ran out, and nobody starts in a step that preempts"),
+        ("waited", 5.0, 6.0, "blocks ran out, and no request starts in a step that preempts"),
         ("waited", 6.0, 8.0, "its KV blocks did not fit the free ones"),
         ("admitted", 8.0, 8.0, ""),
         ("prefill", 8.0, 9.0, ""),
@@ -155,7 +155,7 @@ def test_a_request_whose_memory_is_copied_out_and_back() -> None:
     assert outline(watcher.story)[4:9] == [
         ("decode", 1.0, 2.0, ""),
         ("preempted", 2.0, 2.0, "the policy made room; its KV is copied to the host (5 tokens)"),
-        ("on the host", 2.0, 4.0, "the policy let nobody start"),
+        ("on the host", 2.0, 4.0, "the policy let no request start"),
         ("admitted", 4.0, 4.0, "its KV is copied back"),
         ("paused", 4.0, 5.0, "its KV was on its way back"),
     ]

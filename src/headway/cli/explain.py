@@ -46,7 +46,7 @@ class ExplainFlags:
 
 
 def explain(flags: ExplainFlags) -> None:
-    """Tell what a request waited for, behind whom, who displaced it, its slack, and what was predicted of it."""
+    """Tell what a request waited for, what was before it and displaced it, its slack, and its predictions."""
     from headway.loadgen.queries import ask_about
 
     answer = asyncio.run(ask_about(flags.url, flags.request_id, flags.api_key))

@@ -179,7 +179,7 @@ def _check_folder(path: Path) -> None:
 
 
 _SECRETS = ("--api-key", "--hf-token")
-"""Flags of vLLM whose values nobody else is to read."""
+"""Flags of vLLM whose values are secrets."""
 _HIDDEN = "***"
 
 

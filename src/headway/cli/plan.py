@@ -66,7 +66,7 @@ class LoadFlags:
     ] = None
     limit: Annotated[int | None, Setting("Only the first N requests.", "N")] = None
     predictor: Annotated[
-        str, Setting("Who predicts answer lengths for policies that go by them, as for `serve`.", "SPEC")
+        str, Setting("What predicts answer lengths for policies that use them, as for `serve`.", "SPEC")
     ] = "learned"
 
 

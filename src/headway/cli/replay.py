@@ -62,7 +62,7 @@ class BatchFlags:
     predictor: Annotated[
         str | None,
         Setting(
-            "With --batches: who predicts answers' lengths, and learns them: learned.",
+            "With --batches: what predicts and learns answer lengths: learned.",
             "SPEC",
         ),
     ] = None

@@ -102,7 +102,7 @@ class ServeFlags:
         return EngineSettings(**given | {"policy": preset, "host_kv": host_memory(**self.host_kv)})
 
     def check_threshold(self) -> None:
-        """Raise ConfigError for a threshold beside other rules, or of a policy that hands nobody off by one."""
+        """Raise ConfigError for a threshold beside other rules, or of a policy without a hand-off threshold."""
         if self.hand_off_threshold is None:
             return
         if "leaving" in self.engine:
@@ -139,14 +139,14 @@ def _default_policy(pools: str | None) -> str:
 
 
 def _check_hands_off(policy: str, threshold: float) -> None:
-    """Raise ConfigError for a threshold of a policy that hands nobody off by one."""
+    """Raise ConfigError for a threshold of a policy that has none."""
     from headway.policies.hand_off import hands_off
     from headway.policies.presets import POOLED, known_presets
 
     if not hands_off(policy):
         handing = ", ".join(name for name in (*POOLED, *known_presets()) if hands_off(name))
         raise ConfigError(
-            f"--hand-off-threshold is {threshold:g}, but policy {policy!r} hands nobody off by one; accepted: {handing}"
+            f"--hand-off-threshold is {threshold:g}, but policy {policy!r} has none; accepted: {handing}"
         )
 
 

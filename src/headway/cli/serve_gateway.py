@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 STARTS = 2
-"""So often each instance may fail to start before the gateway gives up; once may be a port that somebody took."""
+"""Failed starts of one instance before the gateway gives up. One failure may be a port that another process took."""
 
 _POLL_S = 0.2
 _LOG = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class _Run:
             await asyncio.sleep(_POLL_S)
 
     async def _unless_at_once(self, task: asyncio.Task[None]) -> None:
-        """Wait for a task, but no longer than until somebody insists."""
+        """Wait for a task, but only until a second signal."""
         insisted = asyncio.create_task(self._at_once.wait())
         await _first(task, insisted)
         insisted.cancel()
@@ -213,8 +213,8 @@ async def shadow_beside(
 ) -> None:
     """Run `headway shadow` on the fleet's instances once each is up or down, and put its reports on the board.
 
-    Until cancelled. Those that are down have reports too when they come: a shadow leaves out who does not answer. One
-    that ends, or cannot be run, is not started again, and serving goes on without it.
+    Runs until cancelled. Instances that are down have reports once they are up: a shadow leaves out one that does not
+    answer. A shadow that ends, or cannot be run, is not started again, and serving goes on without it.
     """
     await fleet.until_settled()
     urls = [member.url for member in fleet.members if member.url]

@@ -153,7 +153,7 @@ def _check_model(asked: ServeRequest, flags: GatewayFlags) -> None:
     if asked.model is not None or any(flag.name not in {*_CORS_LISTS, *_CREDENTIALS} for flag in given):
         words = " ".join(filter(None, [asked.model, *asked.vllm_flags]))
         raise ConfigError(
-            f"no instance is started here, so {words!r} is for nobody: joined servers have their model. Accepted: "
+            f"no instance is started here, so {words!r} has no use: joined servers have their model. Accepted: "
             "--instances N or --pools beside it, or --join alone"
         )
     settings, without = asked.settings("vllm"), EngineSettings()
@@ -228,7 +228,7 @@ def _cors(flags: Sequence[VllmFlag]) -> Cors | None:
 
 
 def _keys(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> Keys:
-    """The keys of those who may ask: with none of the gateway's own, those that vLLM here was told to want."""
+    """The keys of clients: the gateway's own, else those that vLLM was told to want here."""
     keys = read_keys(flags.api_keys, os.environ)
     if keys or not layout.launched:
         return keys

@@ -78,7 +78,7 @@ class ExperimentFlags:
     predictor: Annotated[
         str | None,
         Setting(
-            "Who predicts answer lengths, for policies that go by them (default: learned): `none`, a predictor of "
+            "What predicts answer lengths, for policies that use them (default: learned): `none`, a predictor of "
             "`serve`, or, made from the true lengths, `noisy-oracle:tau=T` or `broken:way=W`.",
             "SPEC",
         ),

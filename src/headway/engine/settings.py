@@ -137,7 +137,7 @@ class EngineSettings:
     def length_predictor(self) -> str | None:
         """What is to predict lengths in API servers: what was given, else the usual one where the policy goes by them.
 
-        None where nobody does: `none` was given, or the policy has no use for them. Raises ConfigError if there is a
+        None without a predictor: `none` was given, or the policy has no use for them. Raises ConfigError if there is a
         file for what is learned then.
         """
         from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE  # numpy: not for `--help`

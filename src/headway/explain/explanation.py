@@ -1,5 +1,5 @@
-"""Why a request took as long as it did: for what and behind whom it waited, who displaced it, its slack over time,
-what of its KV was moved, and what was predicted beside what came.
+"""Why a request took as long as it did: what it waited for, which requests were before it or displaced it, its slack
+over time, what of its KV was moved, and what was predicted beside what came.
 """
 
 from __future__ import annotations
@@ -155,8 +155,8 @@ class Moved:
 class Explanation:
     """Everything that is known of one request.
 
-    `waited_s` is all of its waiting, which `waited` parts by reason (the same sum); `behind` names those who held
-    seats meanwhile, longest first, `num_behind` counts them all, `num_overtook` those who came later and started
+    `waited_s` is all of its waiting, which `waited` parts by reason (the same sum); `behind` names the requests
+    that held seats meanwhile, longest first, `num_behind` counts them, `num_overtook` those that came later and started
     first. `displaced` are the first of `num_displaced` times that its KV left the device.
     """
 
@@ -211,7 +211,7 @@ def _waited(trail: Trail, track: Track, now_s: float, total_s: float) -> list[Wa
 
 
 def _behind(trail: Trail, track: Track, now_s: float) -> list[Behind]:
-    """Who held a seat while it waited, for how long of that, longest first. O(tracks + their changes)."""
+    """The requests that held a seat while it waited, and for how long, longest first. O(tracks + their changes)."""
     waits = track.waits(track.until_s(now_s))
     if not waits:
         return []

@@ -21,7 +21,7 @@ KEPT_CHANGES = 4096
 
 
 class Change(NamedTuple):
-    """From now on, all who waited (or paused) did so for another reason; `by` is the id of who stood before them."""
+    """From now on, all waiting (or paused) jobs had another reason; `by` is the id of the job before them."""
 
     at_s: float
     step: int
@@ -117,7 +117,7 @@ class Mark(NamedTuple):
 
 
 class Displacement(NamedTuple):
-    """A request's KV left the device: when, of how many tokens, whether the host has it, and who ran instead."""
+    """A request's KV left the device: when, of how many tokens, whether the host has it, and what ran instead."""
 
     at_s: float
     tokens: int
@@ -127,7 +127,7 @@ class Displacement(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What those found who had come when a step was planned: when that was, and how many had been before it."""
+    """What newcomers found when a step was planned: when that was, and how many jobs were before them."""
 
     at_s: float
     step: int
@@ -173,7 +173,7 @@ class Track:
         self.last.append(mark)
 
     def displace(self, displacement: Displacement) -> None:
-        """Keep who took its place, if there is room."""
+        """Keep the request that took its place, if there is room."""
         self.num_displacements += 1
         if len(self.displacements) < KEPT_DISPLACEMENTS:
             self.displacements = (*self.displacements, displacement)

@@ -21,7 +21,7 @@ MOST_NAMED = 3
 
 NO_SEAT = "all seats were taken"
 _NO_TOKENS = "the tokens of the step were given to others"
-_PREEMPTING = "blocks ran out, and nobody starts in a step that preempts"
+_PREEMPTING = "blocks ran out, and no request starts in a step that preempts"
 _COPYING = "its KV was still being copied"
 WAITED = {
     Reason.SEATS: NO_SEAT,
@@ -65,7 +65,7 @@ def why_waiting(job: Job, outcome: StepOutcome) -> str:
 
 
 def why_all_waited(view: StepView, outcome: StepOutcome) -> tuple[str, str]:
-    """Why those who were not passed over by themselves did not start, and the id of who stood before them, if one.
+    """Why the jobs that were not passed over by themselves did not start, and the id of the job before them, if one.
 
     O(jobs passed over), O(1) where the engine is full.
     """
@@ -82,7 +82,7 @@ def why_all_waited(view: StepView, outcome: StepOutcome) -> tuple[str, str]:
             return WAITED[reason], ""
     if outcome.plan.admit:
         return "others were to start first", ""
-    return "the policy let nobody start", ""
+    return "the policy let no request start", ""
 
 
 def _full(view: StepView, outcome: StepOutcome) -> str:
@@ -112,7 +112,7 @@ def why_paused(job: Job, view: StepView, outcome: StepOutcome) -> str:
 
 
 def why_others_ran(outcome: StepOutcome) -> str:
-    """Whom the policy let run in a step in which residents paused."""
+    """The requests that the policy let run in a step in which residents paused."""
     new = any(job in outcome.tokens for job in outcome.admitted)
     return NEW_PROMPTS_FIRST if new else OTHERS_FIRST
 
@@ -131,8 +131,8 @@ def why_preempted(job: Job, view: StepView, outcome: StepOutcome) -> str:
 
 
 def who_displaced(job: Job, view: StepView, outcome: StepOutcome) -> Sequence[str]:
-    """Ids of whom a step took a job's KV away for: the one that the policy made room for, else some that had tokens in
-    it, those that started, else those that took a new block, else any that ran. At most MOST_NAMED; none where no
+    """Ids of the jobs for which a step took KV away: the one that the policy made room for, else some that had tokens
+    in it, those that started, else those that took a new block, else any that ran. At most MOST_NAMED; none where no
     job ran. O(tokens) at worst.
     """
     newcomer = outcome.plan.room_for
@@ -172,7 +172,7 @@ class JudgedStep(NamedTuple):
 
 class Trail:
     """Follows every job from arrival to end, by its changes: nothing is written of a job for which a step is like
-    the one before. What all who wait (or pause) wait for is written once for all of them.
+    the one before. What all waiting (or paused) jobs wait for is written once for all of them.
 
     Told of each step after the ledger has followed it, with the view it was planned on; changes no job. Costs: O(1)
     a step in which every resident runs and none comes or goes; else O(jobs that change + jobs in prefill +
@@ -277,7 +277,7 @@ class Trail:
         track.add(Mark(now_s, self.steps.count, computed, job.num_output_tokens, kind, why, then, lost))
 
     def _look_round(self, view: StepView, outcome: StepOutcome) -> None:
-        """Note what those found who have come since the last step."""
+        """Note what the jobs found that have come since the last step."""
         found = Surroundings(
             outcome.now_s,
             self.steps.count,
@@ -349,7 +349,7 @@ class Trail:
             self._mark(self._in_prefill.pop(job), outcome.now_s, _DECODE, granted=granted)
 
     def _follow_paused(self, view: StepView, outcome: StepOutcome) -> None:
-        """See who of the residents has no tokens, and who has some again."""
+        """See which residents have no tokens, and which have some again."""
         tokens = outcome.tokens
         expected = len(view.residents) - len(outcome.preempted) + len(outcome.admitted)
         if len(tokens) == expected and not self._paused:
@@ -374,7 +374,7 @@ class Trail:
             self.pausing_for.note(now_s, self.steps.count, why_others_ran(outcome))
 
     def _follow_passed_over(self, outcome: StepOutcome) -> None:
-        """See who of those who wait has a reason of its own, and who has none any more."""
+        """See which waiting jobs have a reason of their own, and which have none any more."""
         now = {
             job: why_waiting(job, outcome)
             for job in outcome.passed_over

@@ -55,7 +55,7 @@ _METHODS = b"GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE"
 """Of what goes to an instance."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _KEEP_ALIVE_S = 75
-"""Longer than load balancers keep theirs, so that it is they who close."""
+"""Longer than load balancers keep theirs, so that the load balancer closes."""
 _LAST_WORDS_S = 1.0
 """Between the end of the drain time, when clients are told, and the end of their connections."""
 

@@ -298,7 +298,9 @@ _PARAMETERS: Json = {
     "Deadline": _header(
         "x-slo-deadline-ms", _DEADLINE, "Target for the whole answer; also as `x-llm-d-slo-deadline-ms`."
     ),
-    "Tenant": _header("x-tenant", _TENANT, "Who asks, for the accounts; a key's own tenant goes before it."),
+    "Tenant": _header(
+        "x-tenant", _TENANT, "The tenant, for the accounts; a key's own tenant goes before it."
+    ),
     "Priority": _header("X-Vllm-Priority", _NUMBER, f"Lower runs earlier; {_PRIORITY_TOO}."),
 }
 

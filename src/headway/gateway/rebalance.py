@@ -56,7 +56,7 @@ async def _move(fleet: Fleet, change: RoleChange, prepare: Prepare) -> None:
 
 
 def shares_left(live: Iterable[Entry], now_s: float) -> Mapping[str, float]:
-    """Pool -> mean share of the first token's target that is left to those who wait there, by `share_left`. O(live)."""
+    """Pool -> mean share of the first token's target left to requests that wait there, by `share_left`. O(live)."""
     waiting: dict[str, list[Job]] = {}
     for entry in live:
         if entry.instance and entry.first_s is None:
@@ -73,7 +73,7 @@ def shares_left(live: Iterable[Entry], now_s: float) -> Mapping[str, float]:
 
 
 def _with_free_name(change: RoleChange, taken: set[str]) -> RoleChange:
-    """The change to a name that nobody has: an instance that cannot serve now has one too."""
+    """The change to a name that is free: an instance that cannot serve now has one too."""
     pool = pool_of(change.new_name)
     free = (name for number in count() if (name := instance_name(pool, number)) not in taken)
     return RoleChange(change.instance, next(free))

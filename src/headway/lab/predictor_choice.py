@@ -1,4 +1,4 @@
-"""From a predictor as a user writes it to who says how long answers will be."""
+"""From a predictor as a user writes it to the object that predicts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_predictor_name(spec: str, *, made: bool = True) -> None:
     accepted = f"{NONE}, {DEFAULT_PREDICTOR}"
     if is_made(spec):
         raise ConfigError.of(
-            "predictor", f"{spec!r}, which knows the true lengths, so nobody can deploy it", accepted
+            "predictor", f"{spec!r}, which knows the true lengths, so it cannot be deployed", accepted
         )
     if made:
         accepted += f", noisy-oracle:tau=T, broken:way={'|'.join(WAYS)}"
@@ -53,7 +53,7 @@ def check_predictor(spec: str) -> None:
 
 
 def length_source(spec: str, requests: Sequence[TraceRequest], seed: int = 0) -> LengthSource | None:
-    """Who predicts the answers of `requests` (at least one, in order of arrival); None where nobody does.
+    """The predictor for the answers of `requests` (at least one, in order of arrival), or None.
 
     `none`; a predictor of `predict`, new and untaught; `noisy-oracle:tau=T[,seed=N]` or `broken:way=W[,seed=N]`, which
     are made from the true lengths, with `seed` where they name none. ConfigError for anything else.

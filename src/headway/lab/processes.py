@@ -83,7 +83,7 @@ def _begin() -> None:
 
 
 def _end_with_parent() -> None:
-    """Wait for the parent's end: one that is killed ends nobody, and its workers would wait for work for ever."""
+    """Wait for the parent's end: one that is killed ends no worker, and they would wait for work for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

@@ -429,12 +429,12 @@ class Feed:
             self._gaps.popleft()
 
     def _earliest_end_s(self) -> float:
-        """When the first of those known ended: some who ended before it are not, but all who came since are."""
+        """When the first known request ended: some that ended before are unknown; all that came since are known."""
         return next((one.finished_s for one in self.ended if one.finished_s is not None), self.now_s)
 
     @property
     def reach_s(self) -> float:
-        """Seconds back for which all who came are known, but for `missed`; infinite from an engine's first request on.
+        """Seconds back for which all arrivals are known, but for `missed`; infinite from an engine's first request on.
 
         An engine keeps its last ended requests alone, so that its first answer may begin in the middle.
         """

@@ -82,7 +82,7 @@ def to_json(grid: PolicyGrid, results: Sequence[CellResult]) -> str:
     """One object, `{"<policy>": {summary}}`; with several loads keys are "<policy> load=<load>".
 
     With several seeds each value is the mean, and `seeds` and `deviation` (a value for each key) are added. Where
-    lengths were predicted, `predictor` says by whom.
+    lengths were predicted, `predictor` says by what.
     """
     predictors = {(result.cell.policy, result.cell.load): result.predictor for result in results}
     plain: dict[str, dict[str, Any]] = {}

@@ -50,7 +50,7 @@ _PROBES = ((1, 1, 0), (64, 1, 1000), (1, 512, 0), (4, 2048, 4096))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """All that cells share: who serves what, with which parts in place of the policies' own.
+    """All that cells share: the deployment, the model, and the parts in place of the policies' own.
 
     `predictor` says how long answers will be, to the policies that go by it. A policy for each pool is served by
     `pools` behind `pool_router`, every other one by `system`, which has as many instances.
@@ -71,7 +71,7 @@ class Scenario:
         return replace(self.system, pools=self.pools, router=self.pool_router)
 
     def predictor_of(self, policy: str) -> str:
-        """Who predicts for a policy; nobody where it makes no difference."""
+        """The predictor for a policy; None where it makes no difference."""
         return self.predictor if self.predictor != NONE and uses_predictions(policy, self.parts) else NONE
 
 
@@ -79,8 +79,8 @@ class Scenario:
 class CellResult:
     """What one cell came to. `finished_digest` tells whether two policies finished the same requests.
 
-    `info` is what its records do not hold; the summary is of both. `predictor` says who predicted lengths, and whether
-    it was made from the true ones; empty if nobody did.
+    `info` is what its records do not hold; the summary is of both. `predictor` names what predicted lengths, and
+    whether it was made from the true ones; empty without one.
     """
 
     cell: GridCell
@@ -298,7 +298,7 @@ class Setup:
         )
 
     def lengths(self) -> str | None:
-        """Who predicts how long answers will be, where that makes a difference to some policy."""
+        """What predicts answer lengths, where that makes a difference to some policy."""
         policies = [name for name in self.asked.grid.policies if uses_predictions(name, self.asked.parts)]
         if not policies:
             return None

@@ -94,7 +94,7 @@ class TraceFacts:
     def output_limit(self, wanted: int | None) -> int:
         """The limit policies see for requests that declare none.
 
-        As wanted; else the declared maximum, if nobody exceeds it; else the longest output rounded up to a power
+        As wanted; else the declared maximum, if no request exceeds it; else the longest output rounded up to a power
         of two, so that the limit does not give the lengths away. TraceError for a wanted limit that is too low.
         """
         if wanted is None:
@@ -113,7 +113,7 @@ class TraceFacts:
 def trace_facts(trace: Trace, seeds: range) -> TraceFacts:
     """Facts over all seeds; `num_requests` is of one seed. Reads or draws each stream once.
 
-    Whoever asks reads it once more, so TraceError for a pipe, whose requests would be gone.
+    The caller reads it once more, so TraceError for a pipe, whose requests would be gone.
     """
     if not trace.is_drawn and Path(trace.source).is_fifo():
         raise TraceError(f"{trace.source} is a pipe, and is read more than once; accepted: a file")

@@ -58,7 +58,7 @@ class BatchPlan:
 
     @property
     def needs_times(self) -> bool:
-        """Whether the row chooses by a batch's time, and nobody guesses it yet."""
+        """Whether the row chooses by a batch's time while no guess of it exists."""
         return find_batch_preset(self.batches).by_ratio and self.batch_time is None
 
     def queue(self, memory: KvMemory, batch_time: BatchTime | None) -> BatchQueue:

@@ -17,7 +17,7 @@ SETTLE_S = 0.5
 """A server that does not tell how many requests it has is given so long to let go of those that were cut off."""
 _POLL_S = 0.02
 _POLLS = 500
-"""Asked so often, a server has had 10 s; requests it still has are then somebody else's."""
+"""Asked so often, a server has had 10 s; requests that it still has are another client's."""
 
 
 @dataclass(frozen=True, slots=True)

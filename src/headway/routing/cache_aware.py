@@ -98,7 +98,7 @@ class LiveBlocks:
 RECOMPUTE_WEIGHT = 8.0
 """A prompt token computed where another instance has it counts so often: others wait for it, and its copy takes memory
 from other prefixes, which are then computed again too. Divided by the root of the number of live requests that share
-it, for whom the copy makes room."""
+it, for which the copy makes room."""
 ANSWER_WEIGHT = 5.0
 """Prompt tokens that an answer's token counts as: a step that extends answers yields few for its time."""
 GUESSES, GUESSED_TOKENS = 10, 200

@@ -54,7 +54,7 @@ _POOLS = (LP, HP)
 
 
 def share_left(waiting: Iterable[Job], now_s: float) -> float:
-    """Mean share of the target for first token that is left to those who wait: 1 on arrival, 0 when it is due.
+    """Mean share of the target for first token that is left to waiting requests: 1 on arrival, 0 when it is due.
 
     One that is overdue counts 0, one without the target is left out; 1 if none is left. O(waiting).
     """

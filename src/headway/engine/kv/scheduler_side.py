@@ -44,7 +44,7 @@ class VllmBlocks:
         return ids
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """Hold a reference to each block, so that vLLM gives it to nobody else."""
+        """Hold a reference to each block, so that vLLM gives it to no other request."""
         self._pool.touch([self._pool.blocks[block] for block in blocks])
         self._pins.update(blocks)
 
@@ -196,7 +196,7 @@ class KvSwaps:
     def waits_for_blocks(self) -> bool:
         """Whether a step short of blocks should end here: copies that are on their way hold some.
 
-        Nobody is admitted in such a step. Not for longer than PATIENCE_S at a time.
+        No request is admitted in such a step. That lasts PATIENCE_S at a time at most.
         """
         if not self.device.coming_free:
             self._short_since_s = None

@@ -78,7 +78,7 @@ def predicts_lengths(add: Callable[..., Awaitable[Any]]) -> Callable[..., Awaita
 
 
 def _arrival(front_end: Any, prompt: Any, params: Any, adapter: str) -> ForecastArrival | None:
-    """The request with what is predicted of it; None where nobody predicts, or there is nothing to predict."""
+    """The request with what is predicted of it; None without a predictor, or with nothing to predict."""
     service: LengthService | None = getattr(front_end, "headway_lengths", None)
     if service is None:
         return None

@@ -286,9 +286,9 @@ class LocalInstances:
         )
 
     def _port(self, index: int) -> int:
-        """A port that nobody has, the instance's own from before if it is still free.
+        """A free port, the instance's own from before if possible.
 
-        Somebody may take it before the server does, which then ends, and is started again on another.
+        Another process may take it first. The server then ends, and is started again on another port.
         """
         taken = {port for other, port in self._ports.items() if other != index}
         before = [self._ports[index]] if index in self._ports else []

@@ -117,7 +117,7 @@ def _kill_orphans(parent_pid: int, grace_s: float) -> None:
     while os.getppid() == parent_pid:
         time.sleep(_POLL_S)
     time.sleep(grace_s)
-    if os.getpgrp() == os.getpid():  # else the group is somebody else's
+    if os.getpgrp() == os.getpid():  # else the group is another process's
         os.killpg(0, signal.SIGKILL)
 
 

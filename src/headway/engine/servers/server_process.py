@@ -38,7 +38,7 @@ _CATCH_UP_S = 1.0
 class LabelledOutput:
     """Reads what a server writes to `pipe` and passes it on, `[label] ` in front of each line, in a thread of its own.
 
-    A line of more than 64 KiB is passed on in pieces. Where nobody reads what is passed on, it is dropped, so that the
+    A line of more than 64 KiB is passed on in pieces. What is passed on and not read is dropped, so that the
     server never waits for a reader.
     """
 

@@ -181,7 +181,7 @@ class Admission:
         )
 
     def look_at_adapters(self, ran: Iterable[Job]) -> None:
-        """Note which LoRA adapters ran in the last step, before a plan asks who is ready. O(jobs of that step)."""
+        """Note which LoRA adapters ran in the last step, before a plan asks for ready jobs. O(jobs of that step)."""
         self._adapters = {job.lora_id for job in ran if job.lora_id and job.state is JobState.RESIDENT}
 
     def _has_adapter(self, job: Job) -> bool:

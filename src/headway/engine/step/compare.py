@@ -84,7 +84,7 @@ class _Comparison:
         return differences
 
     def _ended_by_returned(self, differences: dict[Job, Reason]) -> bool:
-        """Whether a job that is back from the host did not fit: vLLM looks at those first, and then at nobody more."""
+        """Whether a job that is back from the host did not fit: vLLM looks at such jobs first, and then at no other."""
         if self.engine.swaps is None:
             return False
         copies = self.engine.swaps.copies

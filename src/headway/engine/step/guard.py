@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 class SteadyPlan:
-    """The last plan, while the policy would make it again: all residents decode and run, and nobody waits.
+    """The last plan, while the policy would make it again: all residents decode and run, and none waits.
 
     Then a step costs a few comparisons in place of a plan: most steps of an engine that keeps up. The policy says until
-    when that holds if nobody comes or ends (`Policy.same_plan_until_s`); who comes is waiting, and whoever joins or
-    ends makes a new list of residents. For steps one at a time of a token each: with a step in flight some residents
+    when that holds if no job comes or ends (`Policy.same_plan_until_s`). A newcomer waits, and a job that joins or ends
+    makes a new list of residents. Only for steps one at a time of a token each: with a step in flight some residents
     have nothing to compute, and drafts may want more than a block.
     """
 

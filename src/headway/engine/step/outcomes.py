@@ -23,7 +23,7 @@ class Outcomes:
 
     @property
     def tokens(self) -> dict[Job, int]:
-        """Who got how many tokens in the step that was read last."""
+        """Tokens that each job got in the step that was read last."""
         return self._last.tokens
 
     def of(self, filled: FilledStep) -> StepOutcome:

@@ -86,7 +86,7 @@ class StallRecovery:
             return
         self.remedy = Remedy.NONE
         if not self._engine.ledger.live:
-            self._idle_since_s = None  # who comes next has its own time
+            self._idle_since_s = None  # the next job has a time of its own
             return
         if self._idle_since_s is None:
             self._idle_since_s = outcome.now_s
@@ -132,7 +132,7 @@ class StallRecovery:
         )
 
     def _standing(self) -> str:
-        """Who and what stands still, for the log."""
+        """What stands still, for the log."""
         engine, swaps = self._engine, self._engine.swaps
         free = engine.kv_cache_manager.block_pool.get_num_free_blocks()
         found = f"{len(engine.running)} running, {len(engine.waiting)} waiting, {free} KV blocks free"

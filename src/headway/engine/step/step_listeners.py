@@ -15,8 +15,8 @@ from headway.engine.step.explainer import explainer_of
 class StepListeners:
     """Tells the ledger, the explainer, the prefix watch and the policy of one scheduler what happened.
 
-    Of a step the ledger hears first, since the others look at jobs as the step left them, and the policy last: it ranks
-    who was preempted by what the watch finds of it. Of an end the policy hears before the ledger marks the job so.
+    The ledger hears of a step first, since the others look at jobs as the step left them. The policy hears last: it
+    ranks preempted jobs by what the watch finds of them. Of an end the policy hears before the ledger marks the job.
     """
 
     def __init__(self, engine: StepPort, admission: Admission) -> None:

@@ -71,7 +71,7 @@ def _counter(name: str, description: str, *labels: str) -> Counter:
 
 @cache
 def _policy() -> Gauge:
-    """There from the start, so that whoever asks a fresh server knows whose scheduler it has."""
+    """There from the start, so that a fresh server already tells which scheduler it has."""
     text = "1 for the policy that Headway's scheduler was started with; stock order once it has failed"
     return Gauge("headway_policy", text, ["policy"])
 

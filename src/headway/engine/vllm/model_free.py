@@ -53,7 +53,7 @@ class ScriptedRequest:
 
 @dataclass(slots=True)
 class StepLog:
-    """What one step granted and who lost its KV in it."""
+    """What one step granted, and which jobs lost their KV in it."""
 
     tokens: dict[str, int] = field(default_factory=dict)
     preempted: frozenset[str] = frozenset()

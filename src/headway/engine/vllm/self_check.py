@@ -160,7 +160,7 @@ class CheckedEngine(ModelFreeEngine):
         return computed
 
     def process_oldest(self) -> None:
-        """Process the oldest output; note who ends, and draft for the others."""
+        """Process the oldest output; note which requests end, and draft for the others."""
         scheduled, computed = self.next_output()
         for outputs in self.scheduler.update_from_output(scheduled, computed).values():
             self.ended.update(one.request_id for one in outputs.outputs if one.finish_reason is not None)

@@ -87,7 +87,7 @@ class RequestCounts:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the ended that met their targets; the cancelled and the rejected are nobody's fault here."""
+        """Share of the ended requests that met their targets, without the cancelled and the rejected."""
         judged = self.finished + self.expired + self.shed + self.failed
         return self.met / judged if judged else None
 

@@ -77,7 +77,7 @@ class _InstanceExplains(msgspec.Struct):
 
 @dataclass(slots=True)
 class Explaining:
-    """Answers who asks about requests. Instances are asked only then; those that are not Headway's cannot say."""
+    """Answers questions about requests. Instances are asked only then; those that are not Headway's cannot say."""
 
     accounts: Accounts
     fleet: Fleet

@@ -1,4 +1,4 @@
-"""What shadows said last, for the dashboard, Prometheus and whoever asks."""
+"""What shadows said last, for the dashboard, Prometheus and `GET /shadow`."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class ShadowBoard(Collector):
 
 
 def shadow_routes(board: ShadowBoard) -> list[Route]:
-    """`GET /shadow`: the last report; and who wants to shadow a gateway is sent to its instances."""
+    """`GET /shadow`: the last report; a shadow of a gateway is sent to its instances."""
 
     async def last(_request: Request) -> Response:
         return json_page(ShadowReply(board.report))

@@ -1,4 +1,4 @@
-"""The instances behind the gateway: which there are, which can serve, and who is told when one is lost."""
+"""The instances behind the gateway: which there are, which can serve, and what is told when one is lost."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def probing_session(session: aiohttp.ClientSession) -> aiohttp.ClientSession:
 async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: float) -> str | None:
     """Why a server is not well, for people; None if it is: `/health` answers 200 within `timeout_s`.
 
-    A server without `/health` (404) is well, as it answers. So is one that nobody could ask, since this process has
+    A server without `/health` (404) is well, as it answers. So is one that could not be asked, since this process has
     no file or port left for the question. Raises TimeoutError if there is no answer in time.
     """
     try:
@@ -82,7 +82,7 @@ async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: fl
     except TimeoutError:
         raise
     except aiohttp.ClientConnectorError as error:
-        return None if error.errno in _NOTHING_LEFT else f"nobody listens at {without_secrets(url)}"
+        return None if error.errno in _NOTHING_LEFT else f"no server listens at {without_secrets(url)}"
     except (aiohttp.ClientError, OSError, ValueError) as error:
         return f"/health: {type(error).__name__}: {error}"
     return None if status in (_OK, 404) else f"/health answered HTTP {status}"
@@ -142,7 +142,7 @@ async def read_metrics(session: aiohttp.ClientSession, url: str, timeout_s: floa
 
 
 async def is_paused(session: aiohttp.ClientSession, url: str, timeout_s: float) -> bool:
-    """Whether somebody paused a server's engine or laid it to sleep; no from one that does not tell."""
+    """Whether a server's engine was paused or laid to sleep; False if the server does not tell."""
     for flag in ("is_paused", "is_sleeping"):
         try:
             said = msgspec.json.decode(await _optional(session, f"{root_of(url)}/{flag}", timeout_s))
@@ -196,9 +196,9 @@ _LOOKS = 10
 class HungEngineDetector:
     """Holds an engine against its own counters: one that hangs answers `/health` all the same.
 
-    It stands still if it says that it has requests and none of its counters has changed for `patience_s`; who has no
-    such counters never does, nor does one that says that it was paused. Once it does, it has to move to be well again,
-    whatever is asked of it.
+    An engine stands still if it says that it has requests and none of its counters has changed for `patience_s`. An
+    engine without such counters never does, nor one that says that it was paused. Once it stands still, it has to move
+    to be well again, whatever is asked of it.
     """
 
     def __init__(self, patience_s: float, clock: Callable[[], float]) -> None:

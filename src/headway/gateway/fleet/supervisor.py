@@ -260,7 +260,7 @@ class Supervisor:
         return self._clock() - self.member.since_s >= limit_s and not self.parting
 
     async def _rest(self) -> None:
-        """Wait until the next check is due, or somebody suspects something."""
+        """Wait until the next check is due or is asked for."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._woken.wait(), self._options.interval_s)
         self._woken.clear()

@@ -50,7 +50,7 @@ class ClientGone(Exception):
 
 
 class Client:
-    """The client of one request, to whom its answer goes. `began`: the answer's head is out; `ended`: its end is.
+    """The client of one request, which gets its answer. `began`: the answer's head is out; `ended`: its end is.
 
     What is passed on ends with a line, which need not be the last of its event (`end_event`). Answers carry
     `request_id`, unless it is empty or the instance named one itself. `status` is that of the answer, or of the error

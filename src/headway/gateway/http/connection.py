@@ -234,7 +234,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """No other request has come. Who has not even read the last answer is not waited for."""
+        """No other request has come. A client that has not even read the last answer is not waited for."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:

@@ -16,7 +16,7 @@ LONGEST_RETRY_S = 60
 _WINDOW_S = 30.0
 _KEPT_STARTS = 512
 _LOOK_AGAIN_S = 1.0
-"""Places may come free without anybody leaving: an instance that becomes ready brings its own."""
+"""Places may come free although no request leaves: an instance that becomes ready brings its own."""
 _NEWEST_STAY = 1 / 16
 """What the newest of stays counts in their mean."""
 
@@ -40,7 +40,7 @@ class StartRate:
         return len(self._starts_s) / max(now_s - self._starts_s[0], 1e-3)
 
     def retry_after_s(self, waiting: int, now_s: float) -> int:
-        """Seconds until those who wait now have begun at that pace: 1 to 60, and 1 where no pace is known."""
+        """Seconds until the requests that wait now have begun at that pace: 1 to 60, and 1 where no pace is known."""
         per_s = self.per_s(now_s)
         return _whole_seconds(waiting / per_s) if per_s else 1
 
@@ -128,7 +128,7 @@ class AdmissionQueue:
         self._admit()
 
     def overloaded(self, code: str, message: str) -> GatewayError:
-        """HTTP 429, with the time in which those who wait now will have begun."""
+        """HTTP 429, with the time in which the requests that wait now will have begun."""
         return GatewayError(
             429, code, message, retry_after_s=self.start_rate.retry_after_s(self.waiting, self._clock())
         )

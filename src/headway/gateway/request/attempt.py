@@ -58,7 +58,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An instance's own error (5xx), whole: the client gets it if nobody serves the request."""
+    """An instance's own error (5xx), whole: the client gets it if no instance serves the request."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -100,7 +100,7 @@ class Attempt:
         async def pass_on(response: aiohttp.ClientResponse) -> Ending:
             if response.headers.get("content-type", "").lower().startswith(EVENT_STREAM):
                 if not stream:
-                    return Ending(End.BROKEN, "a stream of events, which nobody asked for", garbage=True)
+                    return Ending(End.BROKEN, "a stream of events, which was not asked for", garbage=True)
                 return await self._stream(response, events)
             if self.begun:
                 return await self._no_continuation(response)
@@ -151,7 +151,7 @@ class Attempt:
             try:
                 return await self._post(call)
             except _UNSENT:
-                raise error from None  # it had been sent: whoever took it is gone since
+                raise error from None  # it had been sent: the instance that took it is gone since
 
     async def _post(self, call: Call) -> aiohttp.ClientResponse:
         body = call.body if len(call.body) <= _LARGE_BYTES else BytesIO(call.body)

@@ -266,7 +266,7 @@ class Broadcast:
         finally:
             watcher.cancel()
             serving.running.discard(interrupt)
-            for member in members:  # also where nobody waits for the answer: they may do it all the same
+            for member in members:  # also where no client waits for the answer: they may do it all the same
                 serving.fleet.learn_again(member.name)
         if any(answer.status < _FIRST_ERROR for answer in answers):
             serving.fleet.adapters.note(scope["method"], scope["path"], body)

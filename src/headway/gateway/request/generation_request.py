@@ -217,8 +217,8 @@ def read_request(
 
     `names_tenants`: whether a tenant that the request names has a share of its own.
 
-    The path, which may have a query, is one of the APIs'. A response with a key's tenant gets a new id: who knows it
-    may ask for it, so none is to be guessed, nor given to two.
+    The path, which may have a query, is one of the APIs'. A response with a key's tenant gets a new id: whatever
+    knows it may ask for it, so none is to be guessed, nor given to two.
 
     What is not Headway's is left for the instance to judge, as long as the gateway needs nothing of it. Raises
     GatewayError (400, or 403 for another tenant than the key's).

@@ -76,7 +76,7 @@ class Interrupt:
         except asyncio.CancelledError:
             if self._cancelled and self._task.cancelling() == 1 and self.reason is not None:
                 raise WaitCut(self.reason) from None
-            raise  # somebody cancels the task itself
+            raise  # the task itself is cancelled
         finally:
             self._waiting = False
             if self._cancelled:

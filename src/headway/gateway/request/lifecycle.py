@@ -295,7 +295,7 @@ class RequestLifecycle:
         if not self.serving.options.resume or events is None:
             return "it does not go on elsewhere"
         if ending.refused or ending.departure not in (None, Departure.HAND_OFF):
-            return "nobody takes the rest of it"
+            return "no instance takes the rest of it"
         if self._has_tried_enough(tried):
             return f"it broke {len(tried)} times"
         found = self._continue_from(events)

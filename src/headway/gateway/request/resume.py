@@ -133,7 +133,7 @@ class Continuation:
 
     @property
     def left(self) -> int | None:
-        """Tokens that may still come; None where nobody says how many."""
+        """Tokens that may still come; None if that is not known."""
         limits = []
         if self.request.max_tokens is not None:
             limits.append(self.request.max_tokens - self.sent)

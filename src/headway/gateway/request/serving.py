@@ -1,4 +1,4 @@
-"""What all requests at the gateway share: fleet, router, admission queue, accounts, and who has which response."""
+"""What all requests at the gateway share: fleet, router, admission queue, accounts, and the homes of responses."""
 
 from __future__ import annotations
 
