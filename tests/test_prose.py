@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
 import tokenize
@@ -16,6 +17,9 @@ PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "adr").
 OTHERS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "deploy/README.md")
 READ = [*PAGES, CHANGELOG, *(ROOT / name for name in OTHERS)]
 SOURCES = sorted((ROOT / "src" / "headway").rglob("*.py"))
+PACKAGES = sorted(
+    folder for folder in (ROOT / "src" / "headway").iterdir() if (folder / "__init__.py").exists()
+)
 
 MOST_WORDS_A_SENTENCE = 18
 """In the mean of a page."""
@@ -24,18 +28,7 @@ LONG_YET = {"adaptivellm.md": 24, "ascendra.md": 28, "fastserve.md": 32, "magnus
 """Pages that are still to be rewritten, and the mean that they may not pass. A row goes with its page's rewriting."""
 LEAST_SENTENCES = 900
 """Of all pages together: fewer are found only by a measure that is broken."""
-PERSONS = {
-    "client",
-    "clients",
-    "user",
-    "users",
-    "person",
-    "people",
-    "operator",
-    "operators",
-    "maintainer",
-    "readers",
-}
+HUMAN = re.compile(r"(?i)clients?|users?|person|people|operators?|maintainers?|readers?")
 """Nouns before which "who" stands for a human being."""
 
 CODE = re.compile(r"(?ms)^( *)```.*?^\1```[^\n]*$|<!--.*?-->")
@@ -75,7 +68,7 @@ def persons(text: str) -> list[str]:
     return [
         match[0]
         for match in PERSON.finditer(text)
-        if not (match[2].lower() in ("who", "whom") and (match[1] or "").lower() in PERSONS)
+        if not (match[2].lower() in ("who", "whom") and HUMAN.fullmatch(match[1] or ""))
     ]
 
 
@@ -153,6 +146,20 @@ def test_documents_keep_to_their_words() -> None:
 )
 def test_pages_call_requests_by_their_name(page: Path) -> None:
     assert persons(page.read_text()) == []
+
+
+def docstrings(file: Path) -> list[str]:
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, holders))
+    return [text for node in nodes if (text := ast.get_docstring(node))]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
+def test_docstrings_have_short_sentences_in_the_mean(package: Path) -> None:
+    texts = [text for file in package.rglob("*.py") for text in docstrings(file)]
+    found = [count for text in texts for count in sentences(text)]
+    assert len(found) > 100
+    assert sum(found) / len(found) <= MOST_WORDS_A_SENTENCE
 
 
 def test_code_calls_requests_by_their_name() -> None:

@@ -61,8 +61,8 @@ class BenchFlags:
     load: Annotated[
         float | None,
         Setting(
-            "Requests arrive at X of this machine's capacity in the mean: what the first policy's server "
-            "gets through when requests are there all at once. Measured first.",
+            "Share of this machine's capacity at which requests arrive. Capacity is the throughput of "
+            "the first policy's server with all requests queued; it is measured first.",
             "X",
         ),
     ] = None
@@ -70,21 +70,19 @@ class BenchFlags:
     slo_ttft_s: SloTtft = None
     slo_tbt_s: SloTbt = None
     batch_width: Annotated[
-        int | None, Setting("Requests a step may run; the same for all policies.", "N")
+        int | None, Setting("Most requests that one step runs, under every policy.", "N")
     ] = None
     host_kv: Annotated[Given, OptionGroup(of=HostKv, prefix="host_kv_")]
     predictor: Annotated[
         str | None,
         Setting(
-            "Predict lengths, to all policies alike: as `headway serve --predictor`, noisy-oracle:tau=T, "
-            "broken:way=W or none (default: learned, to those that go by them).",
+            "What predicts answer lengths, for all policies: as `headway serve --predictor`, noisy- "
+            "oracle:tau=T, broken:way=W or none (default: learned, for policies that use lengths).",
             "SPEC",
         ),
     ] = None
-    own_stops: Annotated[bool, Setting("Let the model end its answers itself; the trace needs prompts.")] = (
-        False
-    )
-    seed: Annotated[int, Setting("Decides the made-up prompts, and what `demo` and `gen:` draw.")] = 0
+    own_stops: Annotated[bool, Setting("Let the model end its answers; the trace needs prompts.")] = False
+    seed: Annotated[int, Setting("Seed of the made-up prompts, and of what `demo` and `gen:` draw.")] = 0
     as_json: Annotated[bool, Json] = False
 
     def experiment(self) -> PolicyBench:

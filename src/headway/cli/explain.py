@@ -34,11 +34,13 @@ class ExplainFlags:
     request_id: Annotated[
         str | None,
         Setting(
-            "The answer's id, or the client's own; none: list requests.", "ID", shown=Shown(argument=True)
+            "Id of the answer, or the client's own id. Without it, requests are listed.",
+            "ID",
+            shown=Shown(argument=True),
         ),
     ] = None
     api_key: Annotated[
-        str | None, Setting("Sent as a bearer token.", "KEY", shown=Shown(env="OPENAI_API_KEY"))
+        str | None, Setting("API key, sent as a bearer token.", "KEY", shown=Shown(env="OPENAI_API_KEY"))
     ] = None
     as_json: Annotated[bool, Setting("Print the server's answer as it is.", shown=Shown(flag="--json"))] = (
         False

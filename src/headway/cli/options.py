@@ -170,29 +170,27 @@ def host_memory(gib: float | None = None, bytes_per_s: float | None = None) -> H
 # ---- groups that several commands have -----------------------------------------------------------------
 
 Json = Setting('Print {"<policy>": {summary}} on stdout.', shown=Shown(flag="--json"))
-ApiKey = Annotated[str | None, Setting("Sent as bearer token.", shown=Shown(env="OPENAI_API_KEY"))]
+ApiKey = Annotated[str | None, Setting("API key, sent as a bearer token.", shown=Shown(env="OPENAI_API_KEY"))]
 VllmFlags = Annotated[
     tuple[str, ...],
     Setting("vLLM's own flags, after `--`.", "[-- VLLM_FLAGS]...", shown=Shown(argument=True)),
 ]
 TimeUnit = Annotated[
     str | None,
-    Setting(
-        "Unit of a trace's timestamps, where the file does not tell it (default: its format's).", "s|ms|us|ns"
-    ),
+    Setting("Unit of timestamps, if the file does not tell it (default: the format's).", "s|ms|us|ns"),
 ]
 Strict = Annotated[
     bool,
     Setting(
-        "Refuse a trace with rows that are no requests, or not in order, where they are left out or sorted."
+        "Refuse a trace with odd rows or rows out of order. By default such rows are left out or sorted."
     ),
 ]
 SloTtft = Annotated[float | None, Setting("Target for requests that name none: first token.", "S")]
 SloTbt = Annotated[float | None, Setting("Target for requests that name none: between tokens.", "S")]
 KvTierSpec = Setting(
-    "KV offloading, as vLLM's --kv-offloading-size or LMCache: a store for the KV of requests that end or are "
-    "preempted, beside each GPU. Size, speed of its link and start of a transfer (default: those of copies to host "
-    "memory).",
+    "KV offloading, as vLLM's --kv-offloading-size or LMCache: a store beside each GPU for the "
+    "KV of requests that end or are preempted. Its size, and the speed and latency of its link "
+    "(default: as copies to host memory).",
     "gib=X[/gib_per_s=X][/latency_ms=X]",
 )
 TraceSource = Annotated[

@@ -62,7 +62,7 @@ class LoadFlags:
     rate_scale: Annotated[float | None, Setting("Requests arrive X times as fast (default: 1).", "X")] = None
     load: Annotated[
         float | None,
-        Setting("In its place: as fast as X times what stock vLLM gets through on all GPUs.", "X"),
+        Setting("In place of --rate-scale: X times the throughput of stock vLLM on all GPUs.", "X"),
     ] = None
     limit: Annotated[int | None, Setting("Only the first N requests.", "N")] = None
     predictor: Annotated[
@@ -85,13 +85,13 @@ class SearchFlags:
     seeds: Annotated[int, Setting("Samples of the trace in the last round.", "N")] = 5
     budget: Annotated[int | None, Setting("Configurations to try (default: 240).", "N")] = None
     minutes: Annotated[
-        float | None, Setting("In its place: as many as take about so long on this machine.", "M")
+        float | None, Setting("In place of --budget: as many as take about this long on this machine.", "M")
     ] = None
     jobs: Annotated[int | None, Setting("Processes (default: one a CPU).", "N")] = None
     fewest: Annotated[
-        bool, Setting("Find the fewest GPUs that hold a goodput; exit status 1 if not even all do.")
+        bool, Setting("Find the fewest GPUs that hold a goodput. Exit status 1 if all GPUs together do not.")
     ] = False
-    goodput_aim: Annotated[float | None, Setting("That goodput (default: 0.9).", "X")] = None
+    goodput_aim: Annotated[float | None, Setting("The goodput of --fewest (default: 0.9).", "X")] = None
     out: Annotated[Path | None, Setting("Keep runs, plan.json and pareto.svg; resumed if there.", "DIR")] = (
         None
     )
@@ -103,7 +103,7 @@ class CheckFlags:
 
     verify: Annotated[bool, Setting("Deploy the choice on this machine, replay, and compare.")] = False
     verify_seconds: Annotated[
-        float | None, Setting("Seconds for which requests are sent (default: 60).", "S")
+        float | None, Setting("Seconds of requests that --verify sends (default: 60).", "S")
     ] = None
 
     def seconds(self) -> float:
@@ -126,20 +126,20 @@ class PlanFlags:
         str, Setting("GPU of the catalogue, its data sheet (custom:tflops=X,...), or a cost file.", "H")
     ]
     model: Annotated[str, Setting("`demo`, a hub name that is known, or a directory.", "M")]
-    gpus: Annotated[int, Setting("How many there are.", "N")]
+    gpus: Annotated[int, Setting("GPUs that there are.", "N")]
     per_node: Annotated[
         int | None, Setting("GPUs of one machine (default: all); TP stays within it.", "N")
     ] = None
     price: Annotated[
         tuple[str, ...],
         Setting(
-            "Price of one GPU for an hour; repeatable. The cheapest GPUs that keep the targets are found, as --fewest.",
+            "Price of one GPU-hour; repeatable. Finds the cheapest GPUs that hold the targets, as --fewest.",
             "HARDWARE=X",
         ),
     ] = ()
     host_memory_gib: Annotated[
         float | None,
-        Setting("Host memory of a machine that KV may take (default: as much as helps).", "GIB"),
+        Setting("Host memory of one machine for KV (default: as much as helps).", "GIB"),
     ] = None
     load: Annotated[LoadFlags, OptionGroup(panel="What is served")]
     time_unit: TimeUnit = None

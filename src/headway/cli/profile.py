@@ -60,11 +60,11 @@ class ProfileFlags:
     vllm_flags: VllmFlags = ()
     seconds: Annotated[
         float | None,
-        Setting("Time for measuring steps, after the start (60); one round is always finished.", "S"),
+        Setting("Seconds of measuring steps, after the start (60). One round is always finished.", "S"),
     ] = None
-    quick: Annotated[bool, Setting("12 seconds in place of 60; of a grid, far less.")] = False
+    quick: Annotated[bool, Setting("12 seconds in place of 60, and a small part of a grid.")] = False
     force: Annotated[bool, Setting("Replace FILE if it is there.")] = False
-    seed: Annotated[int, Setting("Decides the prompts and the order of the steps.")] = 0
+    seed: Annotated[int, Setting("Seed of the prompts and of the order of steps.")] = 0
     as_json: Annotated[
         bool, Setting("Print a summary as one object on stdout.", shown=Shown(flag="--json"))
     ] = False

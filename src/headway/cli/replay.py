@@ -57,33 +57,36 @@ class BatchFlags:
 
     batches: Annotated[
         str | None,
-        Setting("Send whole batches, gathered as vs, glp, abp or magnus do; --url may be repeated.", "ROW"),
+        Setting(
+            "Send whole batches, put together as by vs, glp, abp or magnus. Repeat --url for several servers.",
+            "ROW",
+        ),
     ] = None
     predictor: Annotated[
         str | None,
         Setting(
-            "With --batches: what predicts and learns answer lengths: learned.",
+            "With --batches: the predictor of answer lengths (learned).",
             "SPEC",
         ),
     ] = None
     length_model: Annotated[
         Path | None,
-        Setting("With --predictor: keep what is learned here; need not exist yet.", "FILE"),
+        Setting("With --predictor: file for what is learned; it need not exist.", "FILE"),
     ] = None
     kv_tokens: Annotated[
         int | None,
-        Setting("With --batches: KV tokens a server holds; default: what its metrics say.", "N"),
+        Setting("With --batches: KV tokens that a server holds (default: from its metrics).", "N"),
     ] = None
     batch_size: Annotated[
         int | None, Setting("With --batches: the row's batch size, or its largest.", "N")
     ] = None
     wma_limit: Annotated[
         int | None,
-        Setting("With --batches: a batch may waste less than this (Magnus's Phi).", "TOKENS"),
+        Setting("With --batches: upper limit of a batch's waste (Magnus's Phi).", "TOKENS"),
     ] = None
     safety_factor: Annotated[
         float | None,
-        Setting("With --batches: plan with predicted lengths times this; default 1.", "X"),
+        Setting("With --batches: factor on predicted lengths (default: 1).", "X"),
     ] = None
 
     def check(self, urls: Sequence[str]) -> None:
@@ -125,17 +128,15 @@ class ReplayFlags:
 
     url: Annotated[tuple[str, ...], Setting("Base URL of the server; repeatable with --batches.", "URL")]
     trace: TraceSource
-    out: Annotated[Path, Setting("Write one JSON line per request here.", "RECORDS")]
+    out: Annotated[Path, Setting("File for the records, one JSON line a request.", "RECORDS")]
     rate_scale: Annotated[float, Setting("Requests arrive this many times as fast.", "X")] = 1.0
     time_unit: TimeUnit = None
     strict: Strict = False
     limit: Annotated[int | None, Setting("Only the first N requests of the trace.", "N")] = None
     slo_ttft_s: SloTtft = None
     slo_tbt_s: SloTbt = None
-    model: Annotated[str | None, Setting("Model to ask for; default: the first that is served.", "NAME")] = (
-        None
-    )
-    seed: Annotated[int, Setting("Decides the made-up prompts.")] = 0
+    model: Annotated[str | None, Setting("Model to ask for (default: the server's first).", "NAME")] = None
+    seed: Annotated[int, Setting("Seed of the made-up prompts.")] = 0
     vocab_size: Annotated[
         int | None, Setting("Draw made-up prompts from N token ids, not from ids 256 to 999.", "N")
     ] = None
@@ -148,7 +149,9 @@ class ReplayFlags:
         bool, Setting("Let the model end its answers; the trace's lengths are not forced.")
     ] = False
     batch: Annotated[BatchFlags, OptionGroup()]
-    timeout_s: Annotated[float, Setting("Give a request up after so many seconds; inf: never.", "S")] = 3600.0
+    timeout_s: Annotated[float, Setting("Seconds after which a request is given up; inf: never.", "S")] = (
+        3600.0
+    )
     api_key: ApiKey = None
     as_json: Annotated[
         bool, Setting('Print {"replay": {summary}} on stdout.', shown=Shown(flag="--json"))

@@ -42,7 +42,7 @@ class ReportFlags:
         tuple[Path, ...],
         Setting("Folders of runs or sweeps to compare.", "DIR...", shown=Shown(argument=True)),
     ]
-    out: Annotated[Path | None, Setting("Write the page here.", "FILE.html")] = None
+    out: Annotated[Path | None, Setting("File for the page.", "FILE.html")] = None
     title: Annotated[str, Setting("Heading of the page.")] = "Headway report"
     as_json: Annotated[bool, Setting("Print the summaries as JSON.", shown=Shown(flag="--json"))] = False
 

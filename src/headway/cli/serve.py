@@ -78,8 +78,8 @@ class ServeFlags:
     hand_off_threshold: Annotated[
         float | None,
         Setting(
-            "Where a policy hands off requests at risk: share of the first token's target that is kept in "
-            "reserve, in place of its own.",
+            "Share of the first token's target that a policy keeps in reserve before it hands off a "
+            "request at risk (default: the policy's own).",
             "X",
         ),
     ] = None

@@ -177,20 +177,18 @@ class GatewayFlags:
         str | None,
         Setting("Instances to launch in each pool: lp=2,hp=1, or prefill=1,decode=1.", "POOL=N,..."),
     ] = None
-    join: Annotated[
-        tuple[str, ...], Setting("A server that is there already; repeatable.", "[POOL=]URL")
-    ] = ()
+    join: Annotated[tuple[str, ...], Setting("A server that runs already; repeatable.", "[POOL=]URL")] = ()
     router: Annotated[
         str | None,
         Setting(
-            "Which instance gets a request (default: cache-aware; ascendra or prefill-decode, as the pools are).",
+            "How instances share requests (default: cache-aware; with pools ascendra or prefill-decode).",
             "NAME",
         ),
     ] = None
     tickets: Annotated[
         bool,
         Setting(
-            "New requests may go to high-priority instances that wait for work.",
+            "Let new requests go to high-priority instances that wait for work.",
             shown=Shown(flag="--tickets/--no-tickets"),
         ),
     ] = True
@@ -198,14 +196,17 @@ class GatewayFlags:
     api_keys: Annotated[
         Path | None,
         Setting(
-            "Lines KEY [TENANT]; also HEADWAY_API_KEYS. Without any, vLLM's --api-key; without that, all may ask.",
+            "File of lines KEY [TENANT]; or HEADWAY_API_KEYS. Without keys, vLLM's --api-key counts; "
+            "without that, every client may ask.",
             "FILE",
         ),
     ] = None
     options: Annotated[Given, OptionGroup(of=GatewayOptions)] = field(default_factory=dict)
     shadow: Annotated[
         str | None,
-        Setting("Simulate the same requests under other policies, beside; see `headway shadow`.", "A,B,..."),
+        Setting(
+            "Simulate the same requests under these policies beside serving; see `headway shadow`.", "A,B,..."
+        ),
     ] = None
 
     @property

@@ -48,9 +48,9 @@ class ShadowFlags:
 
     url: Annotated[tuple[str, ...], Setting("Base URL of a server; repeatable.", "URL")]
     policies: Annotated[str, Setting("Rows of the preset table.", "A,B,...")]
-    window: Annotated[float, Setting("Requests that came within so many seconds are judged.", "S")] = 300.0
-    every: Annotated[float, Setting("A report so often.", "S")] = 60.0
-    once: Annotated[bool, Setting("One report of what is known now, then end.")] = False
+    window: Annotated[float, Setting("Seconds of requests that a report judges.", "S")] = 300.0
+    every: Annotated[float, Setting("Seconds between reports.", "S")] = 60.0
+    once: Annotated[bool, Setting("Print one report of what is known now, then end.")] = False
     api_key: ApiKey = None
     as_json: Annotated[bool, Setting("Print a line of JSON for each report.", shown=Shown(flag="--json"))] = (
         False

@@ -65,7 +65,7 @@ class ExperimentFlags:
     """What is compared."""
 
     rate_scale: Annotated[
-        str, Setting("Requests arrive X times as fast; several: a sweep.", "X|A..B|A,B,...")
+        str, Setting("Requests arrive X times as fast; several values are a sweep.", "X|A..B|A,B,...")
     ] = "1"
     steps: Annotated[int | None, Setting("Loads in a range A..B (default: 5).", "N")] = None
     seeds: Annotated[int, Setting("Repeat with N seeds.", "N")] = 1
@@ -73,7 +73,7 @@ class ExperimentFlags:
     slo_ttft_s: SloTtft = None
     slo_tbt_s: SloTbt = None
     max_output_tokens: Annotated[
-        int | None, Setting("Limit policies see where a request declares none.", "N")
+        int | None, Setting("Output limit that policies see for requests that declare none.", "N")
     ] = None
     predictor: Annotated[
         str | None,
@@ -93,14 +93,17 @@ class EnginesFlags:
     instances: Annotated[int | None, Setting("Engines behind the router (default: 1).", "N")] = None
     pools: Annotated[
         str | None,
-        Setting("Engines of each pool, for policies such as ascendra; as many for the others.", "lp=N,hp=M"),
+        Setting(
+            "Engines of each pool, for policies such as ascendra. Other policies get as many engines.",
+            "lp=N,hp=M",
+        ),
     ] = None
     router: Annotated[
-        str | None, Setting("How they share requests (default: cache-aware, as `serve`).", "NAME")
+        str | None, Setting("How engines share requests (default: cache-aware, as `serve`).", "NAME")
     ] = None
-    pool_router: Annotated[
-        str | None, Setting("The same, where there are pools (default: ascendra).", "NAME")
-    ] = None
+    pool_router: Annotated[str | None, Setting("How pools share requests (default: ascendra).", "NAME")] = (
+        None
+    )
     kv_tier: Annotated[str | None, KvTierSpec] = None
 
 
@@ -109,10 +112,12 @@ class OutputFlags:
     """What becomes of the runs."""
 
     out: Annotated[Path | None, Setting("Keep records, summaries and plots; resumed if there.", "DIR")] = None
-    explain: Annotated[str | None, Setting("Tell one request's story on stdout, nothing else.", "ID")] = None
-    chrome_trace: Annotated[Path | None, Setting("Write the schedule of a single run.", "FILE.json[.gz]")] = (
-        None
-    )
+    explain: Annotated[
+        str | None, Setting("Print the story of one request on stdout, and nothing else.", "ID")
+    ] = None
+    chrome_trace: Annotated[
+        Path | None, Setting("File for the schedule of a single run.", "FILE.json[.gz]")
+    ] = None
     as_json: Annotated[bool, Json] = False
 
     def check(self) -> None:

@@ -25,20 +25,25 @@ class JobState(Enum):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Job:
-    """A request as a policy sees it: live, compared by identity, kept up to date by the ledger and by what reads a
-    step's tokens (`engine/step/outcomes.py`, `sim/engine.py`).
+    """A request as a policy sees it: live, and compared by identity.
 
-    Token counts use vLLM's words. `num_computed_tokens` counts tokens whose KV is on the device or being
-    computed by a step in flight, or on the host or on its way between the two; it falls to 0 when the KV is
-    dropped. `swapped_blocks` are those copied to the host so far. `num_output_placeholders` are output
-    tokens of steps in flight that later steps build on before they are known (asynchronous scheduling).
-    `num_cached_tokens` are those of a waiting job that the prefix cache held when `PrefixWatch` last looked,
-    0 if it never did. `num_stored_tokens` are leading tokens that need not be computed once what a connector's store
-    holds of them is loaded, as last known; 0 without a store. `max_output_tokens` is the limit the client set, never an
-    estimate of the length; `predicted_length` is one. The true length is not here. `may_move`: another instance
-    would take the request if this one gave it up unstarted; a router between several says so.
-    `prefix_blocks` name the leading blocks of its prompt, each for all before it too, as far as it is known whether
-    other prompts begin alike: routers look at them, policies at `num_cached_tokens`.
+    The ledger keeps it up to date, and so does what reads a step's tokens (`engine/step/outcomes.py`, `sim/engine.py`).
+    Token counts use vLLM's words:
+
+    - `num_computed_tokens`: tokens whose KV is on the device, computed by a step in flight, on the host, or on its way
+      between the two. It falls to 0 when the KV is dropped.
+    - `swapped_blocks`: blocks copied to the host so far.
+    - `num_output_placeholders`: output tokens of steps in flight, on which later steps build before they are known
+      (asynchronous scheduling).
+    - `num_cached_tokens`: tokens of a waiting job that the prefix cache held when `PrefixWatch` last looked; 0 if it
+      never did.
+    - `num_stored_tokens`: leading tokens that need not be computed once a connector's store has loaded what it holds of
+      them, as last known; 0 without a store.
+    - `max_output_tokens`: the limit that the client set, never an estimate; `predicted_length` is one. The true length
+      is not here.
+    - `may_move`: another instance would take the request if this one gave it up unstarted. A router says so.
+    - `prefix_blocks` name the leading blocks of the prompt, each for all before it too, where it is known which prompts
+      begin alike. Routers look at them, policies at `num_cached_tokens`.
     """
 
     id: str

@@ -59,20 +59,23 @@ class Reason(StrEnum):
 class StepPlan:
     """A wish list, filled by `core.fill` or by the engine in the same way.
 
-    Sequences are lists or tuples, mappings are dicts, numbers are ints: an engine refuses any other plan, and with it
+    Sequences are lists or tuples, mappings are dicts, numbers are ints. An engine refuses any other plan, and with it
     the policy (`core.plan_check`).
 
-    `run`: resident jobs, first to be served first; `view.residents` itself where all go on as they stand, which spares
-    a look at each of them. It is never edited in place. `admit`: waiting or swapped jobs, likewise; more of
-    them than there are seats, since some may not be ready. Residents in neither `run` nor `preempt` are
-    paused: no tokens, KV kept. With `whole_prompts` a waiting job starts only if all its tokens fit what
-    is left of the budget; one longer than the whole budget starts only as the step's first work, in chunks.
+    - `run`: resident jobs, first to be served first. `view.residents` itself means that all go on as they stand, which
+      spares a look at each. It is never edited in place.
+    - `admit`: waiting or swapped jobs, likewise. It may name more jobs than there are seats, since some may not be
+      ready. A swapped job comes back with what it had computed, and gets tokens when its KV has arrived.
+    - `whole_prompts`: a waiting job starts only if all its tokens fit what is left of the budget. A prompt longer than
+      the whole budget starts only as the step's first work, in chunks.
+    - `preempt`: residents whose KV leaves, with their fate. Residents in neither `run` nor `preempt` are paused: no
+      tokens, KV kept.
+    - `offload`: paused residents whose KV is copied to the host; they stay.
+    - `prefetch`: swapped jobs whose KV comes back without a place in the batch, into blocks and slots that are left.
+      Such a job is then resident and paused, and `preempt {job: SWAP}` puts it back at once.
+    - `room_for`: the job for which `preempt` frees memory, if it starts in a later step.
 
-    A swapped job comes back with what it had computed, and gets tokens when its KV has arrived. `offload`
-    (paused residents) starts a copy of their KV to the host; they stay. `prefetch` (swapped jobs) brings KV
-    back without a place in the batch, from the blocks and slots that are left; the job is then resident and
-    paused, and `preempt {job: SWAP}` puts it back at once. `room_for` is the job for which `preempt` frees memory, if
-    it starts in a later step: for information, the engine ignores it.
+    The engine ignores `room_for`, which is informational.
     """
 
     run: Sequence[Job] = ()
@@ -89,14 +92,15 @@ class StepPlan:
 
 @dataclass(slots=True, kw_only=True)
 class StepOutcome:
-    """What a step really did. `tokens` holds every job that got some, with how many.
+    """What a step really did.
 
-    `num_tokens` is their sum. `admitted` became resident, to run or (swapped ones) to have their KV copied
-    back first, prefetched ones included. `cached_tokens` are the leading tokens an admitted job found
-    computed on the device already. `offloaded` are those whose copy to the host is complete
-    or under way now. `preempted` are the jobs whose KV left the device, wanted by the plan or not;
-    `passed_over` names why a job of the plan got nothing or less than its share. `decoded_tokens` is what a decode's
-    step brings, in the mean of late: more than one where drafts are right.
+    - `tokens` holds every job that got some, with how many; `num_tokens` is their sum.
+    - `admitted` became resident, to run, or to have their KV copied back first; prefetched ones are included.
+    - `cached_tokens`: leading tokens that an admitted job found computed on the device.
+    - `preempted`: jobs whose KV left the device, wanted by the plan or not.
+    - `offloaded`: jobs whose copy to the host is complete or under way now.
+    - `passed_over` names why a job of the plan got nothing or less than its share.
+    - `decoded_tokens`: what a decode's step brings, in the mean of late; more than one where drafts are right.
     """
 
     now_s: float

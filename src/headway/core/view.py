@@ -24,33 +24,46 @@ def _none(job: Job) -> int:
 class StepView:
     """The state of one engine before a step: one object, reused, whose lists a policy only reads.
 
-    `residents` hold KV, in the engine's order (run order of the last step, then newcomers); `waiting` is
-    unordered, since orders keep their own index of it. `max_run` is the batch width, `max_resident` the
-    number of worker slots (paused jobs use one), `max_tokens` the most one step may compute, of which a decode
-    takes `tokens_a_decode`: one, and its drafts where the engine makes some; `decoded_tokens` of them are right, in the
-    mean of late. `graphed_tokens` of a step are held by CUDA graphs at most, so that one more may cost much; 0 where
-    there are none. `watermark_blocks` are to stay free where a job starts, or comes back and has its first step, beside
-    others. `defers_prompts`: in this step the engine computes none, so that data-parallel engines keep pace.
-    `admissible(job)` says whether a waiting or swapped job would pass every check of this step but its
-    rank; it costs a prefix lookup, so ask for a few jobs, not for all. `ready(job)` is the part of it that is not
-    about memory or seats: what freed blocks would not change. `missing_blocks(job)` is the part that is about memory:
-    how many blocks have to come free before a waiting job fits, less those found in the prefix cache; a lookup too.
+    Requests:
 
-    With a KV store beside the device, `restoring` and `returned` are as with a host tier, of KV that is loaded, and
+    - `residents` hold KV, in the engine's order: the run order of the last step, then newcomers.
+    - `waiting` is unordered, since orders keep their own index of it.
+
+    Sizes of a step:
+
+    - `max_run` is the batch width. `max_resident` is the number of worker slots; paused jobs use one.
+    - `max_tokens` is the most that one step may compute.
+    - `tokens_a_decode` is what a decode takes of it: one, and its drafts. `decoded_tokens` of these are right, in the
+      mean of late.
+    - `graphed_tokens` is the most that CUDA graphs hold; one more may cost much. 0 without graphs.
+    - `watermark_blocks` stay free where a job starts, or comes back and has its first step, beside others.
+    - `defers_prompts`: the engine computes no prompts in this step, so that data-parallel engines keep pace.
+
+    Questions, each a lookup, so ask for a few jobs and not for all:
+
+    - `admissible(job)`: would a waiting or swapped job pass every check of this step but its rank?
+    - `ready(job)` is the part of it that freed blocks would not change.
+    - `missing_blocks(job)`: blocks that have to come free before a waiting job fits, less those in the prefix cache.
+
+    With a host tier:
+
+    - `swapped` jobs have their KV on the host or on its way there. They are unordered, in the order's index.
+    - `restoring` are residents whose KV is on its way back; they get no tokens.
+    - `returned` are these, and those that are back and have had no step since. They run after all others: no job is
+      evicted for the block that their next token may open.
+    - `blocks_coming_free` are held by copies to the host alone.
+    - `uncopied_blocks(job)`: blocks of a resident that a swap would have to wait for; 0: the swap is instant.
+    - `unsent_blocks(job)`: how many of these no copy under way brings either. They need room on the host.
+
+    With a KV store beside the device, `restoring` and `returned` are as with a host tier, for KV that is loaded.
     `blocks_coming_free` are held by stores alone.
 
-    With a host tier: `swapped` jobs have their KV on the host or on its way there, unordered, in the same
-    index of the order as the waiting; `restoring` are the residents whose KV is on its way back, which get no
-    tokens; `returned` are these and the ones that are back and have had no step since, which run after all
-    others: no job is evicted for the block that their next token may open; `blocks_coming_free` are held by
-    copies to the host alone; `uncopied_blocks(job)` is how many blocks of a resident's KV a swap would have
-    to wait for (0: it is instant), and `unsent_blocks(job)` how many of these no copy under way brings either, which
-    need room on the host.
+    With a KV connector of another package:
 
-    With a KV connector of another package: `fetching` are waiting jobs whose KV it looks up or loads. They cannot start
-    yet, so policies leave them out of `admit`. Those that load hold blocks, and start before others once it is there.
-    `total_blocks` leaves out the blocks of such loads, and those of ended requests that the connector still reads.
-    `blocks_coming_free` are then those of preempted requests whose last step is in flight.
+    - `fetching` are waiting jobs whose KV it looks up or loads. They cannot start yet, so policies leave them out of
+      `admit`. Those that load hold blocks, and start before others once it is there.
+    - `total_blocks` leaves out the blocks of such loads, and those of ended requests that the connector still reads.
+    - `blocks_coming_free` are those of preempted requests whose last step is in flight.
     """
 
     now_s: float = 0.0

@@ -27,13 +27,15 @@ _EXPLAINED = Bounds(
 class EngineSettings:
     """One instance's policy, default targets and outputs.
 
-    `batch_width` is how many jobs a step may run; worker slots (`--max-num-seqs`) may be more, for jobs that
-    are paused. `host_kv` is host memory for the KV of requests that are swapped out. `predictor` says with
-    what the API server predicts how long answers will be (see `length_predictor`), `length_model` in which file it
-    keeps what it has learned. `explain` is how many ended requests can be explained (0: none, and nothing is followed).
-    `records` is a JSONL file, one line for each request that ended. `check` verifies every plan
-    and the ledger after every step; for tests, as it costs O(live) a step. `strict`: refuse to start, in place of
-    starting as preset `vllm`, if the self-check finds a fault of the policy on an untested vLLM.
+    - `batch_width`: how many jobs a step may run. Worker slots (`--max-num-seqs`) may be more, for paused jobs.
+    - `host_kv`: host memory for the KV of swapped requests.
+    - `predictor`: what predicts answer lengths in the API server (see `length_predictor`). `length_model`: the file for
+      what it has learned.
+    - `explain`: how many ended requests can be explained; 0: none, and nothing is followed.
+    - `records`: a JSONL file, one line for each request that ended.
+    - `check` verifies every plan, and the ledger after every step. For tests, since it costs O(live) a step.
+    - `strict`: refuse to start if the self-check finds a fault of the policy on an untested vLLM. Otherwise the engine
+      starts as preset `vllm`.
     """
 
     policy: Annotated[
@@ -65,24 +67,25 @@ class EngineSettings:
         float | None, Setting("Target: mean seconds between tokens, for requests that name none.", "S")
     ] = None
     batch_width: Annotated[
-        int | None, Setting("Requests a step may run; worker slots are vLLM's --max-num-seqs.", "N", COUNT)
+        int | None,
+        Setting("Most requests that one step runs. Worker slots are vLLM's --max-num-seqs.", "N", COUNT),
     ] = None
     host_kv: HostKv | None = None
     predictor: Annotated[
         str | None,
         Setting(
-            "Predict answers' lengths, and learn from those that end: learned or none "
-            "(default: learned, for policies that go by them).",
+            "What predicts answer lengths and learns from answers that end: learned or none (default: "
+            "learned, for policies that use lengths).",
             "SPEC",
         ),
     ] = None
     length_model: Annotated[
-        str | None, Setting("Keep what is learned of lengths here; need not exist yet.", "FILE")
+        str | None, Setting("File for what is learned of lengths; it need not exist.", "FILE")
     ] = None
     explain: Annotated[
         int,
         Setting(
-            "Ended requests that `headway explain` can still tell of (default: 500); 0: follow none.",
+            "Ended requests that `headway explain` remembers (default: 500); 0: none.",
             "N",
             _EXPLAINED,
             Shown(default=False),
@@ -91,7 +94,7 @@ class EngineSettings:
     records: Annotated[
         str | None,
         Setting(
-            "Write what happened to each request here (JSONL); what is there is kept beside it, numbered.",
+            "File for a record of each request (JSONL). An earlier file is kept beside it, numbered.",
             "FILE",
         ),
     ] = None
@@ -99,8 +102,8 @@ class EngineSettings:
     strict: Annotated[
         bool,
         Setting(
-            "Refuse to start, in place of serving in stock order, if the policy fails the self-check on a vLLM "
-            "that Headway was not tested with."
+            "Refuse to start if the policy fails the self-check on an untested vLLM. By default the "
+            "server starts in stock order."
         ),
     ] = False
 

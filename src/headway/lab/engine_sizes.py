@@ -39,7 +39,7 @@ class EngineSizes:
     max_cudagraph_capture_size: Annotated[
         int | None,
         Setting(
-            "Tokens of a step that CUDA graphs hold; 0 as with --enforce-eager (default: vLLM's).",
+            "Most tokens of a step that CUDA graphs hold; 0: as --enforce-eager (default: vLLM's).",
             "N",
         ),
     ] = None
@@ -50,16 +50,18 @@ class EngineSizes:
     num_blocks: Annotated[int | None, Setting("KV blocks (default: what fits the memory).", "N")] = None
     host_blocks: Annotated[
         int,
-        Setting("KV blocks of host memory that policies may swap to; with none they compute KV again.", "N"),
+        Setting("KV blocks of host memory for swaps. Without any, policies compute KV again.", "N"),
     ] = 0
     host_kv_gib: Annotated[
-        float, Setting("The same in GiB, as `headway serve` has it.", "GIB", _HOST_GIB)
+        float, Setting("Host memory for swaps in GiB, as `headway serve --host-kv-gib`.", "GIB", _HOST_GIB)
     ] = 0.0
-    batch_width: Annotated[int | None, Setting("Requests a step may run (default: all seats).", "N")] = None
+    batch_width: Annotated[
+        int | None, Setting("Most requests that one step runs (default: all seats).", "N")
+    ] = None
     prefix_caching: Annotated[
         bool,
         Setting(
-            "Prompts that begin alike share their KV.",
+            "Let prompts that begin alike share their KV.",
             shown=Shown(flag="--prefix-caching/--no-prefix-caching"),
         ),
     ] = True

@@ -64,11 +64,11 @@ class PolicyGrid:
 class Parts:
     """Parts put in place of every policy's own; None leaves a policy as its row says."""
 
-    order: Annotated[str | None, Setting("In place of every policy's.", "PART")] = None
-    batching: Annotated[str | None, Setting("In place of every policy's.", "PART")] = None
-    eviction: Annotated[str | None, Setting("In place of every policy's.", "PART")] = None
+    order: Annotated[str | None, Setting("Part in place of every policy's.", "PART")] = None
+    batching: Annotated[str | None, Setting("Part in place of every policy's.", "PART")] = None
+    eviction: Annotated[str | None, Setting("Part in place of every policy's.", "PART")] = None
     leaving: Annotated[
-        tuple[str, ...] | None, Setting("In place of every policy's rules; repeatable.", "PART")
+        tuple[str, ...] | None, Setting("Rule in place of every policy's rules; repeatable.", "PART")
     ] = None
 
     def __bool__(self) -> bool:

@@ -33,9 +33,9 @@ class HostKv:
     gib: Annotated[
         float | None,
         Setting(
-            "Host memory for the KV of requests that are swapped out, so that they come back by a copy and not by "
-            "computing; all workers together. 0: none. Only policies with eviction `swap`, `cheapest` or `proactive` "
-            "use it.",
+            "Host memory of all workers together for the KV of swapped requests; 0: none. Swapped "
+            "requests come back by a copy in place of a computation. Only policies with eviction "
+            "`swap`, `cheapest` or `proactive` use it.",
             "GIB",
             POSITIVE,
         ),
@@ -44,8 +44,8 @@ class HostKv:
     bytes_per_s: Annotated[
         float | None,
         Setting(
-            "Bytes per second that KV copies reach at most, each direction by itself: what a slower link would cost, "
-            "such as 12e9 for PCIe 3.0.",
+            "Upper limit of KV copies in bytes per second, for each direction: shows what a slower link "
+            "costs, such as 12e9 for PCIe 3.0.",
             "B",
             POSITIVE,
         ),

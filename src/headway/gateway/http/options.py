@@ -30,18 +30,20 @@ class Cors:
 class GatewayOptions:
     """Limits and defaults of the serving path. None is no limit.
 
-    `slo`: targets of requests that name none. `max_in_flight`, `max_queue` and `max_per_tenant` count sequences: a
-    request has one for each of its prompts, times `n`, and at most `max_sequences`. `max_in_flight` are sent to each
-    instance at a time (where some are kept free for hand-offs, so many times the instances to all), the others wait in
-    the queue; Headway's instances order better than that. `max_queue` may be without their first token, in the queue
-    and at instances, and each for `max_age_s`; a tenant may have `max_per_tenant` in all. `max_buffered_mib` bounds
-    what all clients make the gateway hold together (`ClientLimits`). `trust_tenants`: a tenant that a client names
-    without a key has a share of its own; else the name is a label alone.
-
-    A request is handed off `max_moves` times at most, and asked for `max_tries` times, or as long as an instance is
-    left that has not failed with it (two tries at least): one that brings its instances down must not bring all of
-    them down. `resume`: streams whose instance breaks go on at another. `drain_s`: how long running requests have to
-    end when the gateway stops. `cors` None: no page of another origin may read an answer.
+    - `slo`: targets of requests that name none.
+    - `max_in_flight`, `max_queue` and `max_per_tenant` count sequences: one for each prompt of a request, times `n`. A
+      request has at most `max_sequences`.
+    - `max_in_flight` are sent to each instance at a time; where some are kept free for hand-offs, so many times the
+      instances to all. Other requests wait in the queue. Headway's instances order better than that.
+    - `max_queue` sequences may be without their first token, in the queue and at instances, each for `max_age_s`.
+    - `max_buffered_mib` bounds what all clients make the gateway hold together (`ClientLimits`).
+    - `trust_tenants`: a tenant that a client names without a key has a share of its own; else the name is a label.
+    - `max_moves`: how often a request is handed off.
+    - `max_tries`: how often it is asked for, or until no instance is left that has not failed with it (two tries at
+      least). A request that crashed an instance is retried at most on all instances but one.
+    - `resume`: streams whose instance breaks go on at another.
+    - `drain_s`: how long running requests have when the gateway stops.
+    - `cors` None: no page of another origin may read an answer.
     """
 
     slo: Slo = NO_TARGETS
@@ -49,31 +51,31 @@ class GatewayOptions:
     cors: Cors | None = None
     max_queue: Annotated[
         int | None,
-        Setting("Sequences (prompts times n) without their first token at a time; more: 429.", "N", COUNT),
+        Setting("Most sequences (prompts times n) without their first token; more: 429.", "N", COUNT),
     ] = None
     max_age_s: Annotated[
         float | None,
         Setting(
-            "Time to the first token; what takes longer: 429.", "S", POSITIVE_SECONDS, Shown(flag="--max-age")
+            "Most seconds to the first token; longer: 429.", "S", POSITIVE_SECONDS, Shown(flag="--max-age")
         ),
     ] = None
     max_in_flight: Annotated[
         int | None,
-        Setting("Sequences at each instance at a time; others wait (default: no limit).", "N", COUNT),
+        Setting("Most sequences at one instance; others wait (default: no limit).", "N", COUNT),
     ] = None
-    max_per_tenant: Annotated[
-        int | None, Setting("Sequences of each tenant at a time; more: 429.", "N", COUNT)
-    ] = None
+    max_per_tenant: Annotated[int | None, Setting("Most sequences of one tenant; more: 429.", "N", COUNT)] = (
+        None
+    )
     max_sequences: Annotated[
-        int, Setting("Sequences (prompts times n) of one request; more: 400.", "N", COUNT)
+        int, Setting("Most sequences (prompts times n) of one request; more: 400.", "N", COUNT)
     ] = 1024
     max_body_mib: Annotated[
-        int, Setting("Size of a request (default: 16 MiB); more: 413.", "N", COUNT, Shown(default=False))
+        int, Setting("Largest request (default: 16 MiB); larger: 413.", "N", COUNT, Shown(default=False))
     ] = 16
     max_buffered_mib: Annotated[
         int,
         Setting(
-            "Bytes of all requests that are held at a time (default: 1,024 MiB); more: 429.",
+            "Most bytes of all held requests together (default: 1,024 MiB); more: 429.",
             "N",
             COUNT,
             Shown(default=False),
@@ -82,26 +84,28 @@ class GatewayOptions:
     trust_tenants: Annotated[
         bool,
         Setting(
-            "Without keys, tenants that clients name have shares of their own: a proxy in front names them."
+            "Without keys, give tenants that clients name shares of their own. For a proxy in front "
+            "that names them."
         ),
     ] = False
-    ssl_certfile: Annotated[
-        Path | None, Setting("Certificate, with those that it hangs on: serve HTTPS.", "FILE")
-    ] = None
+    ssl_certfile: Annotated[Path | None, Setting("Certificate with its chain: serve HTTPS.", "FILE")] = None
     ssl_keyfile: Annotated[
-        Path | None, Setting("The certificate's key, if it is not in that file.", "FILE")
+        Path | None, Setting("Key of the certificate, if it is not in that file.", "FILE")
     ] = None
-    access_log: Annotated[Path | None, Setting("A line of JSON for each request.", "FILE")] = None
+    access_log: Annotated[
+        Path | None, Setting("File for the access log, one line of JSON a request.", "FILE")
+    ] = None
     resume: Annotated[
         bool,
         Setting(
-            "Streams go on at another instance if theirs breaks.", shown=Shown(flag="--resume/--no-resume")
+            "Let streams go on at another instance if theirs breaks.",
+            shown=Shown(flag="--resume/--no-resume"),
         ),
     ] = True
     drain_s: Annotated[
         float,
         Setting(
-            "Time that running requests have when it ends (default: 30).",
+            "Seconds that running requests have after Ctrl-C (default: 30).",
             "S",
             SECONDS,
             Shown(flag="--drain-seconds", default=False),
@@ -110,7 +114,7 @@ class GatewayOptions:
     sse_keep_alive_s: Annotated[
         float | None,
         Setting(
-            "Seconds after which a stream without its first token is sent a comment.",
+            "Seconds between comments to a stream without its first token.",
             "S",
             POSITIVE_SECONDS,
             Shown(flag="--sse-keep-alive"),

@@ -21,7 +21,7 @@ _SHORTER = 0.75
 """Each step length tried is this share of the one before."""
 _COME_MEANWHILE = 3
 """Arrivals assumed for each waiting prompt, before none waits: right at three quarters of an engine's capacity
-(adr/0028)."""
+(docs/notebook.md)."""
 
 _Delay = Callable[[float, float], float]
 

@@ -68,21 +68,24 @@ _UNKNOWN = StepSecondsPrediction(0.0, 0.0, 0.0)
 class StepTimeModel:
     """Step time = a + b jobs + c (tM - tM0) + d tF + sum of e_k max(0, tW - k tM0) + q + p + h tX + g tP + f tA.
 
-    None is below 0. tM and tF are the step's bytes and operations at nominal peaks, tM0 the bytes of the weights, tW
-    the operations of the products with them: those wait for the slower of the two, whatever else is read, from a k of
-    1, 2 or 4 on. q is what a step costs that has more tokens than CUDA graphs hold, p what one with prompts does,
-    however few. tX are the bytes of KV that decodes read in a step with prompts, which costs more where all share the
-    kernel of prompts; tP those that prompts read, again for every tile of a chunk; and tA the operations of prompts'
-    attention, which run slower than matrix products do (adr/0014): f <= 5 (d + all e_k). The paper's features (Ascendra
-    section 4.2: tM + tF, max(tM, tF), tM, tF, 1) are nearly parallel; these are not, so that few steps settle them.
-    Relative errors are made small by recursive least squares with forgetting, and outliers are held back
-    (`UsualError`), each `StepKind` by its own measure: else prompts, or those beside decodes, when rare, would be
-    outliers all. What steps of late say nothing of, such as the cost of a prompt during a long decode, stays as it was
-    last known.
+    No coefficient is below 0. The features:
 
-    `graphed_tokens`: a step of at most so many is replayed as a CUDA graph; 0 where none are used.
-    Until 20 steps were seen it answers from `prior`, or 0 without one, so that nothing is decided by a
-    guess. Memory is bounded: 12 coefficients, their 144 products, and 600 ratios for the intervals.
+    - tM and tF: the step's bytes and operations at nominal peaks. tM0: the bytes of the weights.
+    - tW: the operations of products with the weights. Products wait for the slower of the two, from a k of 1, 2 or 4
+      on.
+    - q: what a step costs that has more tokens than CUDA graphs hold. p: what a step with prompts costs, however few.
+    - tX: the bytes of KV that decodes read in a step with prompts, which cost more where both share a kernel.
+    - tP: the bytes of KV that prompts read, again for every tile of a chunk.
+    - tA: the operations of prompts' attention, which run slower than matrix products: f <= 5 (d + all e_k) (adr/0014).
+
+    The paper's features (Ascendra section 4.2: tM + tF, max(tM, tF), tM, tF, 1) are nearly parallel. These are not, so
+    few steps settle them. Recursive least squares with forgetting make relative errors small. Outliers are held back
+    (`UsualError`), each `StepKind` by its own measure: otherwise rare prompts would all be outliers. What recent steps
+    say nothing of, such as the cost of a prompt during a long decode, stays as it was last known.
+
+    `graphed_tokens`: a step of at most so many is replayed as a CUDA graph; 0 where none are used. Until 20 steps were
+    seen, answers come from `prior`, or are 0 without one, so that nothing is decided by a guess. Memory is bounded: 12
+    coefficients, their 144 products, and 600 ratios for the intervals.
     """
 
     def __init__(
