@@ -56,7 +56,7 @@ async def test_its_reports_are_on_the_board_and_serving_goes_on_when_it_ends(
     task = await beside(PRINTS, board, monkeypatch)
     assert board.report is not None
     assert board.report.requests == 44
-    assert "a shadow reported what is not understood" in caplog.text
+    assert "the report of a shadow is not understood" in caplog.text
     assert "the shadow ended with code 0; serving goes on without it" in caplog.text
     assert task.exception() is None
 

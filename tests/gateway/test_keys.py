@@ -56,7 +56,7 @@ def test_keys_come_from_a_file_and_from_the_environment(tmp_path: Path) -> None:
         ("", "holds no API key"),
         ("# nothing\n", "holds no API key"),
         ("k1 blue sky\n", "line 1: 3 words; accepted: KEY"),
-        ("k1\nk1 blue\n", "line 2: a key that was there before"),
+        ("k1\nk1 blue\n", "line 2: the key is given twice"),
         (f"k1 {'t' * 129}\n", "a tenant of 129 characters"),
     ],
 )

@@ -43,7 +43,7 @@ def test_where_the_simulation_cannot_judge_no_other_policy_has_figures() -> None
 def test_what_is_no_report_leaves_the_last_one(line: bytes) -> None:
     board = ShadowBoard()
     board.take(REPORT)
-    with pytest.raises(UpstreamError, match="a shadow reported what is not understood"):
+    with pytest.raises(UpstreamError, match="the report of a shadow is not understood"):
         board.take(line)
     assert board.report is not None
 

@@ -423,5 +423,5 @@ def test_an_engine_that_was_started_again_is_learned_anew(
 
 def test_an_answer_that_is_none_is_refused() -> None:
     for wrong in ({"now_s": 1.0}, answer([], [], next="new"), answer([], [], next=f"{'9' * 5000}-0")):
-        with pytest.raises(UpstreamError, match="tells shadows what is not understood"):
+        with pytest.raises(UpstreamError, match="answer to shadows is not understood"):
             Feed(1.0).take(wrong)

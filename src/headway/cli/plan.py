@@ -113,7 +113,7 @@ class CheckFlags:
         if not 0 < seconds < float("inf"):
             raise ConfigError(f"--verify-seconds is {seconds}; accepted: more than 0")
         if asked is not None and not self.verify:
-            raise ConfigError(f"--verify-seconds is {seconds} without --verify; accepted: with --verify")
+            raise ConfigError(f"--verify-seconds is {seconds} without --verify; add --verify")
         return seconds
 
 

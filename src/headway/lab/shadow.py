@@ -408,7 +408,7 @@ class Feed:
         try:
             window = msgspec.convert(answer, Window)
         except msgspec.ValidationError as error:
-            raise UpstreamError(f"a server tells shadows what is not understood: {error}") from None
+            raise UpstreamError(f"a server's answer to shadows is not understood: {error}") from None
         if window.now_s < self.now_s or _counts(window.next) < _counts(self.next):
             self._begin()
             return

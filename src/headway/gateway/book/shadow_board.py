@@ -90,7 +90,7 @@ class ShadowBoard(Collector):
         try:
             self.report = msgspec.json.decode(line, type=ShadowState)
         except NOT_AS_EXPECTED as error:
-            raise UpstreamError(f"a shadow reported what is not understood: {error}") from None
+            raise UpstreamError(f"the report of a shadow is not understood: {error}") from None
 
     def collect(self) -> Iterator[Metric]:
         """The figures of the last report, by policy, and how old it is."""

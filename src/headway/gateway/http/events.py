@@ -125,7 +125,7 @@ class Events(ABC):
     def begins(self, data: bytes) -> bool:
         """Whether what `take` returned has more than a chat's role and comments.
 
-        Raises UpstreamError if it has what is no event of an answer.
+        Raises UpstreamError if it has anything else than events of an answer.
         """
 
     @abstractmethod
@@ -315,4 +315,4 @@ def _decoded(decode: Callable[[bytes], T], found: bytes) -> T:
     try:
         return decode(found)
     except NOT_AS_EXPECTED as error:
-        raise UpstreamError(f"the stream holds what is no event of an answer ({error})") from None
+        raise UpstreamError(f"the stream holds something that is no event of an answer ({error})") from None

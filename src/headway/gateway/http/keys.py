@@ -70,7 +70,7 @@ def read_keys(path: Path | None, environment: Mapping[str, str]) -> Keys:
                 f"{where}: a tenant of {len(tenant)} characters; accepted: {MAX_TENANT_CHARACTERS}"
             )
         if key in found:
-            raise ConfigError(f"{where}: a key that was there before; accepted: each key once")
+            raise ConfigError(f"{where}: the key is given twice; accepted: each key once")
         found[key] = tenant
     if len(found) == count:
         raise ConfigError(f"{path} holds no API key; accepted: a line KEY [TENANT] for each")
