@@ -229,7 +229,7 @@ async def test_a_request_that_is_chosen_is_explained(scene: Scene, tab: Tab) -> 
         assert await tab.value("document.querySelector('#explained').hidden")
         await tab.value("document.querySelectorAll('#recent button')[1].click()")
         await tab.until(
-            "document.querySelector('#explained-head').textContent.startsWith('It is too long ago')"
+            "document.querySelector('#explained-head').textContent.startsWith('The request is too long ago')"
         )
 
 

@@ -24,7 +24,7 @@ export async function explain(id) {
 async function askAbout(id) {
   try {
     const answer = await fetch(new URL(encodeURIComponent(id), EXPLAIN), { cache: "no-store" });
-    if (answer.status === 404) return { says: "It is too long ago: nobody knows of it any more.", requests: [] };
+    if (answer.status === 404) return { says: "The request is too long ago: it is not kept any more.", requests: [] };
     if (!answer.ok) return { says: `The gateway answered with status ${answer.status}.`, requests: [] };
     const found = await answer.json();
     const silent = found.unanswered.map((one) => `${one.instance} cannot tell: ${one.why}.`);
