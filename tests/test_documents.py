@@ -8,7 +8,6 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-import click
 import pytest
 import typer.main
 
@@ -94,7 +93,8 @@ def test_links_and_commands_are_found() -> None:
 @cache
 def flags(command: str) -> set[str]:
     """The flags of a subcommand."""
-    _, loaded, _ = GROUP.resolve_command(click.Context(GROUP), [command])
+    assert isinstance(GROUP, cli.LazyGroup)
+    _, loaded, _ = GROUP.resolve_command(typer.Context(GROUP), [command])
     return {flag for option in loaded.params for flag in (*option.opts, *option.secondary_opts)} | {"--help"}
 
 
