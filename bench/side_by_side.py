@@ -32,7 +32,7 @@ a machine's speed takes to change.
 class TurnTime:
     """An engine's own: what it has worked, and the times between requests, which it does not wait for.
 
-    Whoever holds the turn works, the others stand still, and no clock but its own goes on. So engines that serve the
+    The holder of the turn works, the others stand still, and no clock but its own goes on. So engines that serve the
     same stream are compared within tenths of a second, whatever the machine's speed does from one second to the next.
     A turn is TURN_S or a step, whichever is longer; `turns` brings each, and is told at its end whether this engine
     wants more. Its worker processes are stopped meanwhile: vLLM's look for work without a rest for a second after the
@@ -155,7 +155,7 @@ class EngineProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the engine and its process."""
-        with suppress(BrokenProcessPool):  # it has died, which whoever asked it for a run has heard
+        with suppress(BrokenProcessPool):  # it has died, which its caller has heard
             self._process.submit(_stop).result()
         self._process.shutdown()
 
@@ -217,7 +217,7 @@ _Run = TypeVar("_Run")
 
 @dataclass(frozen=True, slots=True)
 class Lane(Generic[_Engine, _Found]):
-    """One run: on which engine, what it does, and who keeps what came of it."""
+    """One run: on which engine, what it does, and what keeps the result."""
 
     engine: EngineKind[_Engine]
     work: Work[_Engine, _Found]

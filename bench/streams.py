@@ -115,7 +115,7 @@ def lessons() -> Mapping[str, tuple[int, int]]:
 
 
 def untaught_stream(rate_rps: float, seconds: float, seed: int) -> list[TraceRequest]:
-    """About so many seconds of tasks that nobody was taught with; a Poisson process thinned is one still."""
+    """About so many seconds of tasks that taught no predictor; a Poisson process thinned is one still."""
     count = min(len(demo_rows()), 2 * max(8, round(rate_rps * seconds)))
     drawn = demo_requests(count, 2 * rate_rps, seed)
     return [

@@ -2,7 +2,7 @@
 
 `plan_overhead` calls a scheduler in a loop; here workers compute between two calls, and have emptied the caches by
 then, so that the same code takes several times as long. One engine (the demo model, `--running` requests that decode
-together, nobody comes or waits) is scheduled by vLLM's own scheduler and by `--policy` (default `vllm` and `headway`)
+together, none comes or waits) is scheduled by vLLM's own scheduler and by `--policy` (default `vllm` and `headway`)
 in turn, `--rounds` times, so that a machine's drift hits all alike. The first 30 steps of a round, with the prompts and
 all that the step-time model learns at first, are left out. With `--slo-tbt` all requests have that target between
 tokens.

@@ -2,7 +2,7 @@
 
 Headway's scheduler with and without a trail (`--explain 500` and `0`), in turn in one process and without a model, at
 the load of `bench/cost/plan_overhead.py`: 256 running, 1,000 waiting, 10 arrivals and about 10 finishes a step.
-`added_us` is the difference of process CPU time step by step; `steady` is the same with nobody coming or going: 256
+`added_us` is the difference of process CPU time step by step; `steady` is the same with no arrivals and no ends: 256
 residents that decode. `answer_us` is what one question about a request takes, on the scheduler's own thread.
 """
 
@@ -70,7 +70,7 @@ class _Busy(Lane):
 
 
 class _Steady(_Busy):
-    """The same, but its residents decode for ever, with nobody behind them."""
+    """The same, but its residents decode for ever, with none behind them."""
 
     waiting = 0
     arrivals_a_step = 0

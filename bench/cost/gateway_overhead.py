@@ -4,7 +4,7 @@ A stub upstream streams 16 chunks like vLLM's (`sse_servers.py stub`); client an
 another one to itself. Compared with talking to the stub directly, in the same run: the gateway as `headway serve
 --join` starts it, the same with `--no-resume` (the upstream is not asked for token ids), the least that a Python
 proxy does (`sse_servers.py bare`), and the Rust `vllm-router` where `--vllm-router PATH` names its program (null
-without). Nobody waits for a model, so all that is seen is the proxy's.
+without). No client waits for a model, so all that is seen is the proxy's.
 
 - `rates`: Poisson arrivals at 50, 200 and 500 a second, the chunks 5 ms apart. `ttfb_added_p50_ms`: time to the first
   byte of the body, over talking to the stub directly in the same round. `token_added_p50_ms`: from the stub's write of
@@ -240,7 +240,7 @@ class Bench:
         return turn_of(client.heard, wall_s, cpu_s)
 
     def rounds(self, count: int) -> dict[str, dict[str, list[Turn]]]:
-        """Turns by mode and system; who begins changes from round to round."""
+        """Turns by mode and system; the first changes from round to round."""
         found: dict[str, dict[str, list[Turn]]] = {}
         names = list(self.systems)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -14,7 +14,7 @@ residents pause. Aim with 1,000 waiting: plan within 200 us (p50) and 500 us (p9
 
 With `--tenants` each request of these names one of so many tenants.
 
-`light` is what a preset of `--light` adds where next to nothing is to be decided: some 8 running, nobody waiting, a
+`light` is what a preset of `--light` adds where next to nothing is to be decided: some 8 running, none waiting, a
 step each 10 ms, targets, and host memory where the preset uses it.
 """
 
@@ -230,7 +230,7 @@ class Lane:
 
     @property
     def _mean_output_tokens(self) -> int:
-        """With which as many end as come; 0 where nobody comes."""
+        """With which as many end as come; 0 without arrivals."""
         return int(self.running / self.arrivals_a_step) if self.arrivals_a_step else 0
 
     def targets(self) -> dict[str, Any]:
@@ -329,7 +329,7 @@ class _PlanLane(_ClockedLane):
         scheduler.guard = self._timed = _Timed(scheduler.guard.policy, scheduler.ledger, scheduler.counters)
 
     def measure(self, steps: int) -> dict[str, float]:
-        """Quantiles over so many steps, and whom the last of them found."""
+        """Quantiles over so many steps, and the requests that the last one found."""
         timed, ledger = self._timed, self.engine.scheduler.ledger
         plans_us, observes_us, found = [], [], Counter[str]()
         self.warm()

@@ -192,7 +192,7 @@ WRONG_BY = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Who predicts lengths, and how many times as long as they take steps are said to take."""
+    """What predicts lengths, and how many times as long as they take steps are said to take."""
 
     name: str
     predictor: str
@@ -307,7 +307,7 @@ QUICK_SYSTEMS, QUICK_LOADS, QUICK_SEEDS = ("roomy", "wide"), (1.2,), 1
 
 @dataclass(frozen=True, slots=True)
 class BrokenCell:
-    """One run: what serves whom, under which policy, told what, and how much is asked of it."""
+    """One run: engine, clients, policy, what it is told, and load."""
 
     system: str
     kind: str
@@ -321,7 +321,7 @@ class BrokenCell:
 
     @property
     def name(self) -> str:
-        """Who it is in the cell."""
+        """The contender's name in the cell."""
         return self.policy if self.policy in REFERENCES else self.way.name
 
 
@@ -427,7 +427,7 @@ def report(plan: Plan, jobs: int) -> dict[str, Any]:
 
 
 def tabled(found: Sequence[Found]) -> dict[str, dict[str, Any]]:
-    """By system and kind of clients, then by load: who is how far behind."""
+    """By system and kind of clients, then by load: how far each contender is behind."""
     cells: dict[tuple[str, str, float], dict[str, list[Found]]] = {}
     for each in found:
         cell = each.cell

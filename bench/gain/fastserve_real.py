@@ -1,7 +1,7 @@
 """FastServe beside stock vLLM on the real CPU engine: `python bench/gain/fastserve_real.py --out DIR --json`.
 
 A bursty, skewed stream (Gamma arrivals of CV 4, prompts and answers Zipf 1.1 up to 512 tokens) at 0.5, 0.8, 1.0 and
-1.2 of capacity, with a made model of 46 million parameters. Twice: with KV memory for all who run at once (`ample`),
+1.2 of capacity, with a made model of 46 million parameters. Twice: with KV memory for all that run at once (`ample`),
 and with KV for some thirty requests (`short`), where Headway has host memory to swap to. In each, stock is swept over
 `max_num_seqs` first, at load 1, on a stream that nothing is compared on; then both run at stock's best value for mean
 JCT and at vLLM's default, Headway with that batch width. Capacity is what stock gets through at its default when all
@@ -255,7 +255,7 @@ def markdown(found: Mapping[str, Any]) -> str:
             "",
             "| seats | load | mean JCT stock / `fastserve` (s) | gain (by stream) | p99 JCT, `fastserve` over stock "
             "| gain by quarter of answers, short to long | slower than under stock "
-            "| simulated: gain, p99, gain of who knows all lengths |",
+            "| simulated: gain, p99, gain with all lengths known |",
             "|---|---|---|---|---|---|---|---|",
             *(
                 _row(seats, load, each)

@@ -244,7 +244,7 @@ class Plan:
     shape: Shape
 
     def runs(self) -> list[GatewayRun]:
-        """In the order in which they are done: who begins changes from one stream to the next."""
+        """In the order in which they are done: the first changes from one stream to the next."""
         streams = product(range(self.seeds), self.loads)
         return [
             GatewayRun(self.systems[(place + turn) % len(self.systems)], load, seed)

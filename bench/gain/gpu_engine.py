@@ -68,7 +68,7 @@ def llama_folder(shape: ModelShape, folder: Path) -> Path:
 
 
 def engine_spec(machine: Machine, out: Path, flags: Sequence[str] = ()) -> EngineSpec:
-    """The engine of all runs; what is not said is left to vLLM, as for anybody who serves this model."""
+    """The engine of all runs; what is not said is left to vLLM."""
     longest = str(machine.longest_tokens)
     made = ("--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", longest)
     return EngineSpec(
@@ -155,7 +155,7 @@ JOINED = (
 )
 """Requests that decode, and the tokens of prompts that join them one by one: as few as CUDA graphs hold, and more."""
 BESIDE_TOKENS = (128, 260)
-"""Of the prompt and of the answer of those who decode: long enough to be there when the last prompt has joined."""
+"""Of the prompt and of the answer of requests that decode: long enough to be there when the last prompt has joined."""
 FIRST_JOINS_S, JOINS_EVERY_S = 1.0, 0.1
 
 
@@ -177,7 +177,7 @@ def _prompt(engine: SteppedEngine, tokens: int) -> StepTime:
 
 
 def _decode(engine: SteppedEngine, batch: int, prompt_tokens: int) -> StepTime:
-    """The steps in which everybody brings a token."""
+    """The steps in which every request brings a token."""
     at_s: Counter[float] = Counter()
 
     def came(request_id: str, tokens: int, now_s: float) -> None:
@@ -195,7 +195,7 @@ def _decode(engine: SteppedEngine, batch: int, prompt_tokens: int) -> StepTime:
 
 
 def _joined(engine: SteppedEngine, decodes: int, prompt_tokens: int) -> StepTime:
-    """The steps in which a prompt's first token comes beside those of all who decode."""
+    """The steps in which a prompt's first token comes beside those of all that decode."""
     at_s: Counter[float] = Counter()
     first_s: dict[str, float] = {}
 
@@ -223,7 +223,7 @@ def _joined(engine: SteppedEngine, decodes: int, prompt_tokens: int) -> StepTime
 
 # ---- What steps take beyond a cost sheet, from nothing but when answers began and ended under stock vLLM.
 #
-# An answer of n tokens lives through n - 1 steps after its first token, whoever else is there: stock pauses nobody.
+# An answer of n tokens lives through n - 1 steps after its first token, whatever else is there: stock pauses none.
 # The steps with prompts among them are those in which others have their first token, since its moment is that of the
 # step's end; the others are decodes alone. So what an answer takes beyond the sheet's sum for its steps is the sum
 # of what each kind of step takes beyond it, and hundreds of answers tell them apart.
@@ -237,7 +237,7 @@ def _joined(engine: SteppedEngine, decodes: int, prompt_tokens: int) -> StepTime
 LEAST_TOKENS = 60
 """Of an answer that counts: what happens while decodes alone run is known only in the mean over its life."""
 EVERY_S = 0.05
-"""Between two looks at who decodes."""
+"""Between two looks at the requests that decode."""
 COLUMNS = (
     "ms_beyond_graphs",
     "ms_with_prompts_within_graphs",
@@ -281,7 +281,7 @@ def _rows(
     gb_a_token = system.calibration.kv_bytes_per_token / 1e9
 
     def decodes_at(now_s: float) -> BatchShape:
-        """Who decodes in the step that ends then, each as far as it is if its tokens come evenly."""
+        """The requests that decode in the step that ends then, each as far as it is if its tokens come evenly."""
         on = (first_s < now_s) & (end_s >= now_s)
         done = (now_s - first_s[on]) / np.maximum(end_s[on] - first_s[on], 1e-9)
         context = prompts[on] + 1 + done * (tokens[on] - 1)

@@ -146,7 +146,7 @@ class Plan:
         return targets_from(self.prepared.light)
 
     def stream(self, kind: str, load: float, seed: int) -> list[TraceRequest]:
-        """The requests of a kind of clients: the same for every system, and but for who asks for every kind."""
+        """The requests of a kind of clients: the same for every system, and but for the targets for every kind."""
         drawn = untaught_stream(load * self.prepared.capacity_rps, self.seconds, seed)
         return asked_by(drawn, kind, self.targets, seed)
 
@@ -200,7 +200,7 @@ class Plan:
         return found
 
     def broken_grid(self) -> Grid:
-        """The same for the contenders of `--broken`; who goes by neither targets nor predictions serves all kinds."""
+        """The same for the contenders of `--broken`; one without targets and predictions serves all kinds."""
         return {
             (kind, load): {
                 each.name: self._runs(each, kind if each.predictor else "", self.width(kind), load)
@@ -231,7 +231,7 @@ def best_seats(swept: dict[int, Summary], metric: str) -> int:
 
 
 def broken_contenders(policy: str) -> list[Contender]:
-    """Who needs no predictions, and the policy with honest ones and with every kind of broken ones."""
+    """Rivals without predictions, and the policy with honest ones and with every kind of broken ones."""
     return [Contender(name, name) for name in REFERENCES] + [
         Contender(
             policy if way.predictor == TAUGHT and way.steps == 1 else f"{policy}, {way.name}",

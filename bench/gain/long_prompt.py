@@ -61,7 +61,7 @@ STEADY = 1.25
 
 
 def machine_figures(measured: MeasuredMachine) -> dict[str, Any]:
-    """One machine: what everybody's streams felt and the long prompt waited, and who kept within each target.
+    """One machine: what all streams felt, how long the long prompt waited, and which systems kept each target.
 
     `reachable`: the streams keep within it when they are left alone. `slower`: how many times as slow the machine was
     in the slowest of the policy's runs, before the long prompt came, as when the target was set. `tuned` is the budget

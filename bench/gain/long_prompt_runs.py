@@ -74,7 +74,7 @@ class Scene:
         return self.streams_s + self.settle_s
 
     def requests(self, tbt_s: float | None, *, with_long: bool = True, seed: int = 0) -> list[TraceRequest]:
-        """In order of arrival; the streams have this target, nobody else has any.
+        """In order of arrival; the streams have this target, no other request has any.
 
         The streams' own parts of their prompts are up to a quarter longer, by `seed`.
         """
@@ -208,7 +208,7 @@ def passage_figures(passages: Sequence[Passage]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """One machine: the streams alone, under who knows no targets, under the policy by factor of its target; by seed."""
+    """One machine: streams alone, under systems without targets, under the policy by factor of its target; by seed."""
 
     light: Sequence[Light]
     deaf: Mapping[str, Sequence[Passage]]

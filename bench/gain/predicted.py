@@ -2,13 +2,13 @@
 
 Four clients with answers of their own lengths (medians of 10, 40, 120 and 300 tokens) share an engine: one with
 few seats and room for all KV (`roomy`), one with few seats and little memory (`short memory`), and one with little
-memory and a seat for everybody (`wide`). Load 1 is the rate at which `vllm` serves the same requests when all are
+memory and a seat for every request (`wide`). Load 1 is the rate at which `vllm` serves the same requests when all are
 there from the start. At each load, as means over seeds: mean and p99 JCT in seconds and preemptions of `vllm`,
 `fastserve`, `srpt-oracle` (clairvoyant) and `hrrn`, and of `predicted` with predictors from exact to broken:
 
   exact, tau=0.8, tau=0.6, tau=0.3   the true lengths with noise of so much rank correlation, honest intervals
   learned                            the product's own, from an empty start, by client and prompt length alone
-  none                               nobody predicts
+  none                               no predictions
   reversed, constant, random         wrong from the start, and sure of themselves
   turning                            exact for half of the requests, then reversed
 
@@ -77,7 +77,7 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class PredictedCell:
-    """One run: what serves, under which policy, who predicts, and how much is asked of it."""
+    """One run: engine, policy, predictor and load."""
 
     system: str
     load: float

@@ -1,7 +1,7 @@
 """Scheduling by predicted lengths on the real CPU engine: `python bench/gain/predicted_real.py --out DIR --json`.
 
 The demo model answers its own tasks and stops by itself. Poisson arrivals at 0.5, 0.8, 1.0 and 1.2 of capacity; a
-batch of 16 for everyone, KV memory for some twenty-four requests, host memory to swap to; chunked prefill and prefix
+batch of 16 for all, KV memory for some twenty-four requests, host memory to swap to; chunked prefill and prefix
 caching on. Compared: stock's order (`vllm`), `fastserve`, and `predicted` with three predictors: `hash`, taught with
 the half of the packaged tasks that no stream has; `noisy-oracle`, the true lengths with noise (Kendall's tau 0.8);
 and `broken`, the longest answers called the shortest. Capacity is what stock gets through when all requests are there

@@ -5,7 +5,7 @@ Llama-3.1-8B, A100-40G with OPT-13B, by catalogue costs, simulated) at 0.5 to 1.
 `none`, `one` (the same for all) or `two` (interactive requests beside patient ones). Capacity is the throughput of
 `vllm` with the whole workload there at the start. Each of five seeds is a window of 600 s, the first 60 s of which are
 not measured; all are served to their end. The metric is goodput (difference in share) where there are targets, else
-mean JCT (ratio - 1). Everybody has vLLM's default sizes and 64 GiB of host memory; who goes by predicted lengths has
+mean JCT (ratio - 1). All have vLLM's default sizes and 64 GiB of host memory; a policy that uses lengths has
 the product's own predictor, learning from nothing, without prompts. docs/regret.md has every definition.
 
 The subject (`--policy`) is held against the best of all other presets, cell by cell, and against clairvoyants.
@@ -67,7 +67,7 @@ from headway.whole_file import write_whole
 # ---- the race: contenders that are run with further seeds --------------------------------------------
 
 FAR_SHARE, FAR_RATIO = 0.10, 0.25
-"""Behind the best rival by more of goodput, or of mean JCT as ratio - 1, nobody is taken to be a cell's best."""
+"""Behind the best rival by more of goodput, or of mean JCT as ratio - 1, no rival is taken to be a cell's best."""
 
 
 def still_racing(
@@ -185,8 +185,12 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="only presets, in half of the time: no gap_to_bound then",
     )
-    add("--tenants", action="store_true", help="requests name their tenants, between whom `headway` shares")
-    add("--race", action="store_true", help="after the first seed, no more of who is far behind in all cells")
+    add("--tenants", action="store_true", help="requests name their tenants, between which `headway` shares")
+    add(
+        "--race",
+        action="store_true",
+        help="after the first seed, leave out rivals that are far behind in all cells",
+    )
     add("--again", default="", help="A,B,...: contenders, * for any part, to be run again")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     add("--data", type=Path, default=DATA, help="folder of the recorded traces")
@@ -242,7 +246,7 @@ def chosen_cells(arguments: argparse.Namespace, data: Path) -> list[Cell]:
 
 
 def chosen_contenders(arguments: argparse.Namespace) -> tuple[list[Contender], frozenset[str]]:
-    """Who serves, the subject first, and the names of those who are rivals."""
+    """All contenders, the subject first, and the names of the rivals."""
     subject = arguments.policy
     wanted = arguments.presets.split(",") if arguments.presets else rivals(subject)
     if arguments.quick and not arguments.presets:
@@ -285,7 +289,7 @@ def capacities(cells: Sequence[Cell], data: Path, out: Path, jobs: int) -> dict[
 
 
 def make_runs(plan: Plan, kept: Runs, rival_names: frozenset[str], *, race: bool, jobs: int) -> None:
-    """Make the runs that are not kept; with `race` the first seed decides who is run with the others."""
+    """Make the runs that are not kept; with `race` the first seed decides which rivals are run with the others."""
     stages = [plan.seeds] if not race else [plan.seeds[:1], plan.seeds[1:]]
     for stage in stages:
         runs = list(plan.runs(stage))

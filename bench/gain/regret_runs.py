@@ -77,7 +77,7 @@ BLIND_BATCHINGS = {
     "elastic",
 }
 BLIND_EVICTIONS = {"recompute", "swap", "cheapest", "proactive"}
-"""Parts that look at nobody's targets or priority: a run of theirs is the same with any targets, and is made once."""
+"""Parts that look at no targets and no priority: a run of theirs is the same with any targets, and is made once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +178,7 @@ def clairvoyants(subject: str) -> list[Contender]:
 
 
 def is_blind(row: Preset) -> bool:
-    """Whether a preset looks at nobody's targets: so for parts known to, and for no other."""
+    """Whether a preset looks at no targets: so for parts known to, and for no other."""
     order, batching, eviction = (part.partition(":")[0] for part in (row.order, row.batching, row.eviction))
     known = order in BLIND_ORDERS and batching in BLIND_BATCHINGS and eviction in BLIND_EVICTIONS
     return known and not row.leaving
@@ -186,7 +186,7 @@ def is_blind(row: Preset) -> bool:
 
 FILE, CAPACITY_FILE = "regret-runs.jsonl", "regret-capacities.jsonl"
 ANY = "any"
-"""In place of a set of targets: the run is of a contender who looks at none, and counts for all of them."""
+"""In place of a set of targets: the run is of a contender that looks at none, and counts for all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,7 +432,7 @@ def select(cells: Sequence[Cell], patterns: str) -> list[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run: cells, who serves them, and how often."""
+    """What is run: cells, contenders, and how often."""
 
     cells: Sequence[Cell]
     contenders: Sequence[Contender]

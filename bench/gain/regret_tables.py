@@ -225,7 +225,7 @@ def _spread(losses: Sequence[float], shape: str) -> str:
 
 
 def by_cell(subject: str, rows: Sequence[Row]) -> Iterator[str]:
-    """A line for each workload and load: in each set of targets the subject, stock, the best, who is told all."""
+    """A line for each workload and load: in each set of targets the subject, stock, the best, the best told all."""
     by_name = {row["cell"]: row for row in rows}
     sets = [classes for classes in CLASSES if any(_place(row)[3] == classes for row in rows)]
     yield f"| workload | load | {' | '.join(_HEADS[classes] for classes in sets)} |"

@@ -420,7 +420,7 @@ PATIENT_PRIORITY = 1
 def light_ttft_s(system: System, prompt_tokens: int) -> float:
     """Seconds from a prompt to its first token on an engine that has just begun a step as large as it may be.
 
-    Then its chunks are computed one after another, with nobody beside them.
+    Then its chunks are computed one after another, with none beside them.
     """
     budget, computed = system.limits.max_num_batched_tokens, 0
     seconds = _chunk_s(system, budget, 0)
@@ -475,7 +475,7 @@ def with_classes(
 
 
 def is_interactive(request: TraceRequest, seed: int) -> bool:
-    """Whether somebody waits for it: by the trace's own classes where it has some (agents, whose sub-agents are
+    """Whether a person waits for it: by the trace's own classes where it has some (agents, whose sub-agents are
     patient), else for a share of the requests that the seed draws.
     """
     if request.tenant in (MAIN_AGENT, SUB_AGENT):

@@ -4,7 +4,7 @@ Simulated: four H100s with Llama-3.1-8B under stock's order (`--policy`), 300 s 
 engines get through of them when all are queued at one (`bench/gain/regret.py`'s capacity). Workloads: `agentic`
 (recorded coding-agent sessions, whose prompts repeat the ones before), `azure-conv` (recorded, without prefixes), both
 from `--data`; `conversations` (five turns each), `hot` (eight applications, the most popular with half of all requests,
-each with 4,096 tokens of its own before every prompt), `chat` (turns with their history, whose prefixes nobody tells).
+each with 4,096 tokens of its own before every prompt), `chat` (turns with their history, whose prefixes are not told).
 Windows of short requests are as long as 8,000 take to come; the first tenth of a window is not measured. Per workload,
 load and router, means of three seeds: mean JCT, mean and p99 time to the first token, and the share of prompt tokens
 that caches held. 120 runs; `--markdown` prints a table.
@@ -83,7 +83,7 @@ WORKLOADS = (*RECORDED, *OWN, "chat")
 
 
 def window(workload: str, data: Path, rate_rps: float, seed: int) -> Sequence[TraceRequest]:
-    """What comes, nobody naming a tenant."""
+    """What comes, without tenants."""
     window_s = min(WINDOW_S, MOST_REQUESTS / rate_rps)
     if workload in OWN:
         return OWN[workload](rate_rps, window_s, seed)

@@ -2,7 +2,7 @@
 
 Every prompt is the one before and something new: five turns, each some 512 tokens longer than the one before, answers
 of 8 to 60 tokens. Conversations begin at random, and a turn does not wait for the answer to the one before it. KV
-memory holds what four long conversations need, so what the prefix cache still has of a prompt depends on who was
+memory holds what four long conversations need, so what the prefix cache still has of a prompt depends on what was
 served before. Compared, run by run in turns on one engine: vLLM's own scheduler (`stock`), `sjf`, `headway`, and
 `headway-no-prefixes`, to which all of a prompt is work whatever the cache holds of it. Loads are of what stock gets
 through with all requests there at once, when hardly a prefix is found; as they come it gets through several times as

@@ -14,7 +14,7 @@ over that of the twin with the lower median makespan: the median of the rounds' 
 largest; `adaptivellm_vs_better_at_one_speed` takes each run's steps at what a law fitted to the steps of all runs says
 of their shapes, and adds what they waited for copies, so that how busy the machine was does not count (nor what steps
 lose to copies beside them). `copy_bandwidth`: a copier's blocks both ways on an idle engine beside one memcpy of as
-many bytes, and what runs reached. `copy_time_hidden`: the share of copy time that nobody waited for. With copies
+many bytes, and what runs reached. `copy_time_hidden`: the share of copy time that no step waited for. With copies
 beside the steps that is: steps longer than others of their shape, and turns of the loop without work.
 
 Under 8 minutes on 2 cores. The exit status tells of errors only: on another machine times are other times.

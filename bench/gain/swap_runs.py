@@ -347,7 +347,7 @@ def lengthened(run: SwapRun, law: StepSeconds) -> float | None:
 
 
 def hidden_share(run: SwapRun, law: StepSeconds, *, serial: bool) -> float | None:
-    """The share of copy time that nobody waited for; None if there was none. Noise may take it outside 0 to 1."""
+    """The share of copy time that no step waited for; None if there was none. Noise may take it outside 0 to 1."""
     longer = lengthened(run, law)
     if not run.copy_s or longer is None:
         return None

@@ -49,7 +49,7 @@ def chat(client: openai.OpenAI, model: str) -> object:
 
 
 def streamed_chat(client: openai.OpenAI, model: str) -> object:
-    """The same as a stream: its text, and who it says speaks."""
+    """The same as a stream: its text, and the role that it names."""
     text, roles = "", set()
     with client.chat.completions.create(
         model=model, messages=MESSAGES, max_tokens=TOKENS, temperature=0.0, stream=True
@@ -90,7 +90,7 @@ def hinted(client: openai.OpenAI, model: str) -> object:
 def refusals(client: openai.OpenAI, model: str) -> object:
     """What the client raises for a bad request, and for a model that is not there."""
     raised = []
-    for asked in ({"model": model, "max_tokens": -1}, {"model": "nobody", "max_tokens": 1}):
+    for asked in ({"model": model, "max_tokens": -1}, {"model": "absent", "max_tokens": 1}):
         try:
             client.completions.create(prompt="x", **asked)
         except openai.APIStatusError as error:

@@ -93,7 +93,7 @@ def vllm_bench(url: str, model: str, tokenizer: str, folder: Path) -> dict[str, 
 
 
 def _waited_for(processes: Mapping[str, subprocess.Popen[bytes]]) -> dict[str, int]:
-    """Exit codes; whoever takes longer than TIMEOUT_S is ended."""
+    """Exit codes; a client that takes longer than TIMEOUT_S is ended."""
     codes = {}
     for name, process in processes.items():
         try:

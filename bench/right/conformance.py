@@ -5,8 +5,8 @@ caching off and on, blocks short and plenty, one and two steps in flight; those 
 memory, whose copies take some steps unless the policy waits for them; those that pause also with a batch
 narrower than the worker slots, and those that do both also with much host memory. Requests share prefixes, have
 targets, priorities and predicted lengths, may move or not, and end by their limit or by a stop token. Compared at
-every step: who is admitted, in which order, who gets how many tokens, who pauses, who is preempted and how, put back,
-offloaded or prefetched, who leaves and why, in which queue everybody stands, whether predictions are trusted, and the
+every step: which jobs are admitted, in which order, their tokens, which pause, which are preempted and how, put back,
+offloaded or prefetched, which leave and why, in which queue each stands, whether predictions are trusted, and the
 free blocks before and after, on the device and on the host. What the policies know of cost, of time and of lengths is
 the same on both sides: swapping and recomputing are each the cheaper now and then, quanta end and jobs starve.
 `free` never re-synchronises the two; `forced` copies the real one's state into a simulated engine before a
@@ -339,7 +339,7 @@ def _guess(output_tokens: int, rng: random.Random) -> dict[str, float]:
 
 
 def _wish(rng: random.Random) -> dict[str, float | bool]:
-    """A target between tokens, for three in four, that decodes alone may miss, or a long chunk, or none; who stays."""
+    """For three in four a target between tokens, which decodes or a long chunk may miss; whether it may move."""
     between_ms = rng.choice([None, 12, 40, 120])
     wish: dict[str, float | bool] = {} if between_ms is None else {"headway_tbt_ms": between_ms}
     return {**wish, "headway_may_move": rng.random() < 0.8}
@@ -442,7 +442,7 @@ def memories(preset: str, *, narrow: bool) -> list[tuple[int, int]]:
 
 
 def report(free: dict[ConformanceCase, Tally], forced: Tally) -> dict[str, Any]:
-    """The figures; a difference nobody has named is unexplained, and none has been named so far."""
+    """The figures; a difference without a name is unexplained, and none has been named so far."""
     tallies = free.values()
     differences = [tally.first_difference for tally in tallies if tally.first_difference is not None]
     return {

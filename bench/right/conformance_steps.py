@@ -93,7 +93,7 @@ def decisions(
     order: OrderState,
     free_after: tuple[int, int],
 ) -> Decisions:
-    """What a step with this outcome decided; tokens granted and who left are taken from the engine itself."""
+    """What a step with this outcome decided; tokens granted and departures are taken from the engine itself."""
     plan = outcome.plan
     named = {*plan.run, *plan.preempt}
     prefetches = set(plan.prefetch)

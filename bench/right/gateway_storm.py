@@ -128,7 +128,7 @@ DELAY_S = 0.01
 """Before each token of a small instance."""
 
 REAL_FLAGS = ("--dtype", "float32", "--max-num-seqs", "64")
-"""In float32 a greedy answer does not hang on who else is in the batch."""
+"""In float32 a greedy answer does not depend on the rest of the batch."""
 
 STOP_TIMEOUT_S = 300.0
 SAMPLE_S = 0.25

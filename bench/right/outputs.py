@@ -97,7 +97,7 @@ class Load:
 
 CHUNKED = Load("chunked", 64, (20, 150), (8, 40), seeded=False)
 WHOLE = Load("whole", 512, (8, 40), (8, 24), seeded=True)
-"""All seats filled need no more than the budget, so nobody's prompt is ever cut for lack of it."""
+"""All seats filled need no more than the budget, so no prompt is ever cut for lack of it."""
 STORED = Load("stored", 512, (34, 40), (8, 24), seeded=False)
 """What vLLM's `ExampleConnector` can serve. It stores what the first step of a prompt computed, so no prompt is cut.
 It finds a preempted request's file by the tokens of its full blocks, so no answer fills another block."""

@@ -182,7 +182,7 @@ AGREE = {
     Ending.FINISHED: ("finished",),
     Ending.REFUSED: ("shed", "expired", "failed", "rejected"),
     Ending.INTERRUPTED: ("failed",),
-    # Who left may have missed how it ended.
+    # A client that left may have missed how it ended.
     Ending.LEFT: ("cancelled", "finished", "shed", "expired", "failed"),
 }
 """What a client saw -> what the gateway may have logged."""
@@ -191,7 +191,7 @@ AGREE = {
 def unaccounted(heard: Sequence[Heard], lines: Sequence[Mapping[str, Any]]) -> list[str]:
     """Requests without exactly one line in the access log, or with one that is not what the client saw.
 
-    A client that left before its request was whole may have no line. A line of a request nobody sent counts too.
+    A client that left before its request was whole may have no line. A line of a request never sent counts too.
     """
     ends: dict[str, list[str]] = {}
     for line in lines:

@@ -116,7 +116,7 @@ def stream(rate_rps: float, seconds: float, seed: int, slo: Slo = NO_TARGETS) ->
 
 
 def predictions(policy: str, trace: Sequence[TraceRequest]) -> LengthSource | None:
-    """Who says how long answers will be, to a policy that goes by it: the same for every run of a stream."""
+    """What predicts answer lengths, for a policy that uses them: the same for every run of a stream."""
     return length_source(PREDICTOR, trace) if build_policy(find_preset(policy)).uses_predictions else None
 
 

@@ -58,7 +58,7 @@ HOST_COPY_START_S = 1e-5
 
 MULTIPROCESSORS = {"a100": 108, "l40s": 142}
 MIXED_TILES = 1.3
-"""Devices on FlashAttention 2 whose mixed steps nobody measured: a decode's tile beside prompts, as on the RTX
+"""Devices on FlashAttention 2 whose mixed steps were not measured: a decode's tile beside prompts, as on the RTX
 PRO 6000 (1.2 to 1.5 tiles shared by all processors)."""
 
 
@@ -88,7 +88,7 @@ UNGRAPHED_S = 6e-3
 """What a step of more tokens than CUDA graphs hold takes beyond its kernels on an H100 under vLLM 0.32, roughly, from
 the seconds of each answer of four streams (docs/gpu.md). Lone prompts of more than 600 tokens on another one under vLLM
 0.11 take 5 to 8 ms more, steps of 64 tokens there nothing. Taken for the H200 too, which is the same chip with more
-memory; for the others nobody measured it."""
+memory; for the others it was not measured."""
 SHEETS = (
     Sheet("a100-80g", "A100 SXM 80 GB", "a100", 312e12, 2039e9, 80 * 2**30, 32e9, STEP_OVERHEAD_S),
     Sheet(
