@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 
 import pytest
@@ -14,6 +15,10 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     # Still nothing to us, as was asked for; but what is caught, unlike what is ignored, programs do not inherit.
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
+# Modules and tests make millions of objects that live to the end: looked through again and again, they cost more than a
+# third of collection. `pytest_collection_finish` takes them from the collector's sight for good.
+gc.disable()
+
 # Machines are shared and slow at times: how long an example takes, or is drawn, is no property of the code.
 _untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", _untimed, max_examples=20)
@@ -24,3 +29,9 @@ settings.load_profile("quick")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--rewrite-golden`: store what the code does now (`make golden`)."""
     parser.addoption("--rewrite-golden", action="store_true", help="rewrite tests/golden/*.jsonl")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from here on, among what the tests themselves make."""
+    gc.freeze()
+    gc.enable()
