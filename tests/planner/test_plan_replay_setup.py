@@ -115,6 +115,13 @@ def setup(here: Machine, tmp_path_factory: pytest.TempPathFactory) -> ReplaySetu
     return set_up_replay(plan, scaled_down(plan.choice), here, 10.0)
 
 
+@pytest.fixture(scope="module")
+def long_prompts(here: Machine, tmp_path_factory: pytest.TempPathFactory) -> ReplaySetup:
+    """A stage of a hundred requests."""
+    plan = planned(tmp_path_factory.mktemp("plan"), prepared(slo=TARGETS, trace=LONG_PROMPTS), budget=1)
+    return set_up_replay(plan, scaled_down(plan.choice), here, 8.0)
+
+
 def test_capacity_is_what_is_answered_and_not_what_expires(here: Machine, tmp_path: Path) -> None:
     """Ascendra's instances end what waits past its target: all of a burst but its first, in no time."""
     task = replace(planned(tmp_path, prepared(), budget=1).prepared.task, machine=here)
@@ -231,10 +238,9 @@ def test_what_serving_adds_is_found_again(setup: ReplaySetup) -> None:
 )
 @pytest.mark.slow
 def test_where_prompts_are_long_a_factor_is_told_from_so_much_more_in_each_step(
-    here: Machine, tmp_path: Path, added: ServingOverhead
+    long_prompts: ReplaySetup, added: ServingOverhead
 ) -> None:
-    plan = planned(tmp_path, prepared(slo=TARGETS, trace=LONG_PROMPTS), budget=1)
-    setup = set_up_replay(plan, scaled_down(plan.choice), here, 30.0)
+    setup = long_prompts
     came = setup.simulated(setup.requests, added)[0]
     found = serving_overhead(setup, EngineView(setup.requests, came))
     assert found.step_factor == pytest.approx(added.step_factor, abs=0.05)
