@@ -47,10 +47,21 @@ def small_engine(**sizes: Any) -> EngineLimits:
 
 
 @dataclass(slots=True)
-class WatchedPolicy(Policy):
-    """A policy that must give the same plan twice for one view, and change nothing by planning."""
+class RecordedPolicy(Policy):
+    """A policy whose plans are kept."""
 
     plans: list[Snapshot] = field(default_factory=list)
+
+    def plan(self, view: StepView) -> StepPlan:
+        plan = Policy.plan(self, view)
+        self.plans.append(snapshot(plan))
+        return plan
+
+
+class WatchedPolicy(RecordedPolicy):
+    """One that must give the same plan twice for one view, and change nothing by planning."""
+
+    __slots__ = ()
 
     def plan(self, view: StepView) -> StepPlan:
         before = (list(view.residents), list(view.waiting), view.free_blocks)
@@ -106,18 +117,20 @@ class ReadingCost(LinearCost):
 class Instance:
     """Steps a policy, a second a step. `true_output` says how long each job is; the policy never sees it.
 
-    Copies between device and host that are not serial take the step they were decided with and the next one.
+    Copies between device and host that are not serial take the step they were decided with and the next one. Unless it
+    is `watched`, nothing is checked but that each plan is legal: for runs to compare with one that was.
     """
 
-    def __init__(self, policy: Policy, true_output: dict[str, int], limits: EngineLimits) -> None:
-        self.policy = WatchedPolicy(
-            policy.name, policy.order, policy.batching, policy.eviction, policy.leaving
-        )
+    def __init__(
+        self, policy: Policy, true_output: dict[str, int], limits: EngineLimits, *, watched: bool = True
+    ) -> None:
+        kind = WatchedPolicy if watched else RecordedPolicy
+        self.policy = kind(policy.name, policy.order, policy.batching, policy.eviction, policy.leaving)
         self.true_output = true_output
         self.now_s = 0.0
         self.records: dict[str, Record] = {}
         self.outcomes: list[StepOutcome] = []
-        self._engine = SimulatedEngine(limits, self.policy, on_end=self._ended, check=True)
+        self._engine = SimulatedEngine(limits, self.policy, on_end=self._ended, check=watched)
         self._copies: deque[list[Copy]] = deque([[]])
 
     @property
