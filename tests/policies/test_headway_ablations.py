@@ -67,11 +67,11 @@ class Crowd:
 
 
 CROWDS = {
-    "mixed": Crowd(count=200, rate_rps=14.0, targets=MIXED),
-    "no targets": Crowd(count=120, rate_rps=10.0, targets=(NO_TARGETS,)),
-    "slow streams": Crowd(count=550, rate_rps=20.0, targets=(Slo(ttft_s=2.0, tbt_s=0.5),)),
+    "mixed": Crowd(count=80, rate_rps=14.0, targets=MIXED),
+    "no targets": Crowd(count=24, rate_rps=10.0, targets=(NO_TARGETS,)),
+    "slow streams": Crowd(count=110, rate_rps=20.0, targets=(Slo(ttft_s=2.0, tbt_s=0.5),)),
     "long contexts": Crowd(
-        count=120,
+        count=72,
         rate_rps=14.0,
         targets=(Slo(ttft_s=2.0, tbt_s=0.1),),
         prompt_tokens=1500,
