@@ -91,14 +91,15 @@ BACKLOG = parse_workload(
     "gen:poisson:rate=3/input=zipf:theta=1.1,max=60/output=zipf:theta=1.1,max=200/count=600"
 ).requests()
 """More than two can serve, so that who comes first decides."""
+HALF = BACKLOG[:300]
 PAIR = System(
     limits=limits(max_num_seqs=8, batch_width=2, num_blocks=2000),
     calibration=calibration(Linear(0.02, 0.0004)),
 )
 
 
-def mean_jct_s(policy: Any, **options: Any) -> float:
-    records, _ = run(BACKLOG, policy, PAIR, max_output_tokens=256, check=False, **options)
+def mean_jct_s(policy: Any, requests: Sequence[TraceRequest] = HALF, **options: Any) -> float:
+    records, _ = run(requests, policy, PAIR, max_output_tokens=256, check=False, **options)
     return fmean((record.finished_s or 0.0) - record.arrival_s for record in records.values())
 
 
@@ -109,20 +110,18 @@ def fastserve_s() -> float:
 
 @pytest.fixture(scope="module")
 def oracle_s() -> float:
-    return mean_jct_s(ORACLES["srpt-oracle"]({each.id: each.output_tokens for each in BACKLOG}))
+    return mean_jct_s(ORACLES["srpt-oracle"]({each.id: each.output_tokens for each in HALF}))
 
 
 def test_the_better_the_prediction_the_nearer_to_the_oracle(fastserve_s: float, oracle_s: float) -> None:
-    exact, good, fair = (
-        mean_jct_s("predicted", lengths=NoisyOracle(BACKLOG, tau)) for tau in (1.0, 0.8, 0.6)
-    )
+    exact, good, fair = (mean_jct_s("predicted", lengths=NoisyOracle(HALF, tau)) for tau in (1.0, 0.8, 0.6))
     assert oracle_s <= exact * 1.01
     assert exact < good < fair < fastserve_s
 
 
-@pytest.mark.parametrize("way", ["reversed", "constant", "random", "turning"])
+@pytest.mark.parametrize("way", ["reversed", "constant", "random"])
 def test_a_broken_predictor_costs_nearly_nothing(way: str, fastserve_s: float) -> None:
-    assert mean_jct_s("predicted", lengths=Broken(BACKLOG, way)) <= 1.04 * fastserve_s
+    assert mean_jct_s("predicted", lengths=Broken(HALF, way)) <= 1.03 * fastserve_s
 
 
 def test_without_predictions_it_is_fastserve_record_by_record() -> None:
@@ -133,7 +132,7 @@ def test_without_predictions_it_is_fastserve_record_by_record() -> None:
     assert one == other
 
 
-def test_trust_is_lost_when_predictions_turn_and_had_been_won() -> None:
+def test_trust_is_lost_when_predictions_turn_and_had_been_won_and_that_costs_nearly_nothing() -> None:
     made: list[Policy] = []
 
     def build(cost: CostModel) -> Policy:
@@ -148,7 +147,8 @@ def test_trust_is_lost_when_predictions_turn_and_had_been_won() -> None:
             assert isinstance(order, Governing)
             trusted.append(order.trusts_predictions)
 
-    run(BACKLOG, build, PAIR, max_output_tokens=256, check=False, lengths=RecordedLengths(BACKLOG, "turning"))
+    turning_s = mean_jct_s(build, BACKLOG, lengths=RecordedLengths(BACKLOG, "turning"))
+    assert turning_s <= 1.04 * mean_jct_s("fastserve", BACKLOG)
     assert not trusted[0]
     assert trusted[300]
     assert not trusted[-1]
