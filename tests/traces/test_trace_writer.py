@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.core.slo import MAX_TARGET_S, Slo
@@ -45,7 +45,6 @@ def traces(draw: st.DrawFn) -> list[TraceRequest]:
     return requests
 
 
-@settings(max_examples=200)
 @example(requests=[replace(PLAIN[0], prompt="a\n\ufeffb")], suffix=".csv")
 @given(requests=traces(), suffix=st.sampled_from([".csv", ".csv.gz"]))
 def test_what_is_written_reads_back_the_same(
