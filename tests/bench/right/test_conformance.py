@@ -73,9 +73,14 @@ def tallies(
     return free, forced
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
-@pytest.mark.parametrize("prefix_caching", [False, True], ids=["no caching", "caching"])
-@pytest.mark.parametrize("preset", ["vllm", "vllm-v0", "edf", "headway"])
+@pytest.mark.parametrize(
+    ("preset", "prefix_caching", "asynchronous"),
+    # Each preset with and without either, and all pairs of the two.
+    [
+        *(("vllm", False, False), ("vllm", True, True), ("vllm-v0", False, True), ("vllm-v0", True, False)),
+        *(("edf", False, False), ("edf", True, True), ("headway", False, True), ("headway", True, False)),
+    ],
+)
 def test_every_decision_is_the_real_ones(
     preset: str, prefix_caching: bool, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:
@@ -101,9 +106,10 @@ def test_every_swap_is_the_real_ones(
     assert free.met["swaps"] > 0
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
-@pytest.mark.parametrize("prefix_caching", [False, True], ids=["no caching", "caching"])
-@pytest.mark.parametrize("serial", [False, True], ids=["overlapped", "serial"])
+@pytest.mark.parametrize(
+    ("serial", "prefix_caching", "asynchronous"),
+    [(False, False, False), (False, True, True), (True, False, True), (True, True, False)],  # all pairs
+)
 def test_offloads_prefetches_and_jobs_put_back_are_the_real_ones(
     serial: bool, prefix_caching: bool, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:
@@ -119,9 +125,13 @@ def test_offloads_prefetches_and_jobs_put_back_are_the_real_ones(
     assert real.scheduler.counters.policy_faults == 0
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
-@pytest.mark.parametrize("prefix_caching", [False, True], ids=["no caching", "caching"])
-@pytest.mark.parametrize("preset", ["ascendra-lp", "ascendra-hp"])
+@pytest.mark.parametrize(
+    ("preset", "prefix_caching", "asynchronous"),
+    [
+        *(("ascendra-lp", False, False), ("ascendra-lp", True, True)),
+        *(("ascendra-hp", False, True), ("ascendra-hp", True, False)),
+    ],
+)
 def test_everybody_who_leaves_is_who_leaves_the_real_one(
     preset: str, prefix_caching: bool, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:
@@ -189,8 +199,9 @@ def test_who_runs_in_a_narrow_batch_over_little_memory_is_the_real_ones(
     assert (free.met["swaps"] > 0) == (host_blocks > 0)
 
 
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
-@pytest.mark.parametrize("prefix_caching", [False, True], ids=["no caching", "caching"])
+@pytest.mark.parametrize(
+    ("prefix_caching", "asynchronous"), [(False, True), (True, False)], ids=["two deep", "caching"]
+)
 @pytest.mark.slow
 def test_every_decision_by_predicted_lengths_is_the_real_ones(
     prefix_caching: bool, asynchronous: bool, model: str
