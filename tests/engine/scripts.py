@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from copy import deepcopy
+from functools import cache
 from typing import Any
 
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -44,6 +46,18 @@ def stream(
     return script
 
 
+def _config(*, prefix_caching: bool, **options: Any) -> Any:
+    """vLLM's configuration of a small engine with the demo model."""
+    sizes: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
+    return engine_config(
+        str(ensure_demo_random()), **{**sizes, "enable_prefix_caching": prefix_caching, **options}
+    )
+
+
+_usual_config = cache(_config)
+"""Made once for all tests that want nothing else, which copy it: vLLM makes one in as long as a short replay takes."""
+
+
 def scheduler(
     *,
     asynchronous: bool = False,
@@ -53,9 +67,10 @@ def scheduler(
     **settings: Any,
 ) -> Any:
     """Headway's scheduler over a small KV cache, checking itself after every step."""
-    options: dict[str, Any] = {"max_num_seqs": 32, "max_num_batched_tokens": 512}
-    options |= {"enable_prefix_caching": prefix_caching, **(vllm or {})}
-    config = engine_config(str(ensure_demo_random()), **options)
+    if vllm:
+        config = _config(prefix_caching=prefix_caching, **vllm)
+    else:
+        config = deepcopy(_usual_config(prefix_caching=prefix_caching))
     config.scheduler_config.async_scheduling = asynchronous
     return make_scheduler(headway_builder(**{"check": True, **settings}), config, num_blocks)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ def reported(worker: KvWorker, *numbers: int) -> CopyReport:
     """What is reported up to when these orders have ended."""
     total = CopyReport()
     while not set(numbers) <= {*total.done, *total.failed}:
+        time.sleep(1e-4)  # the copies' own threads want the interpreter too
         total = total.aggregate(worker.report() or CopyReport())
     return total
 
