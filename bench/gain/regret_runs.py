@@ -115,7 +115,14 @@ def _said(each: Contender) -> str:
 
 
 def contender(name: str) -> Contender:
-    """A preset with what it would have in a server without prompts; ConfigError for an unknown name."""
+    """A preset with what it would have in a server without prompts; ConfigError for an unknown name.
+
+    `NAME:tail=X` is the preset with its dial at X.
+    """
+    preset, _, dial = name.partition(":tail=")
+    if dial:
+        order = find_preset(preset, tail=float(dial)).order
+        return replace(contender(preset), name=name, parts=replace(OWN_PARTS, order=order))
     if name in POOLED or name in KILLING_ROWS:
         raise ConfigError(f"{name!r} {left_out()[name]}; accepted: presets that serve one engine")
     predictor = DEFAULT_PREDICTOR if uses_predictions(name, OWN_PARTS) else NO_PREDICTOR

@@ -256,7 +256,7 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         (["--join", "http://x", "--records", "r"], "error: settings of an engine (--records, "),
         (
             ["demo", "--pools", "lp=1,hp=1", "--order", "edf"],
-            "error: --order, --batching, --eviction or --leaving",
+            "error: --order, --batching, --eviction, --leaving or --tail",
         ),
         (
             ["demo", "--pools", "lp=1,hp=1", "--policy", "vllm"],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
-from headway.policies.order.overdue import SHARE, Overdue
+from headway.policies.order.overdue import LEAST_SHARE, Overdue, overdue_share
 from tests.strategies import UNTIMED, ids, make_job
 
 
@@ -164,5 +165,24 @@ def test_the_nth_is_served_when_those_before_it_have_had_their_part(
     had_s = 0
     for job, seconds in zip(jobs, takes_s, strict=True):
         # A step or two each is lost to whole seconds.
-        assert served_s[job] <= had_s / SHARE + seconds + 2 * len(jobs)
+        assert served_s[job] <= had_s / LEAST_SHARE + seconds + 2 * len(jobs)
         had_s += seconds
+
+
+@pytest.mark.parametrize(("tail", "share"), [(0.0, 0.01), (0.5, 0.01), (0.75, 0.01 * 30**0.5), (1.0, 0.3)])
+def test_the_dial_gives_overdue_jobs_more_beyond_its_middle(tail: float, share: float) -> None:
+    assert overdue_share(tail) == pytest.approx(share)
+
+
+def test_a_larger_share_makes_the_next_overdue_sooner() -> None:
+    first, second = make_job("a"), make_job("b")
+    rank = Overdue(0.0, 0.3)
+    rank.add(first)
+    rank.add(second)
+    for at_s in (0.0, 1.0, 2.0):
+        step(rank, first, at_s=at_s)
+    rank.end(first)
+    step(rank, at_s=3.0)
+    # It had the engine from 0 to 3: three tenths of the time until 10.
+    assert rank.of(9.9, nobody) == []
+    assert ids(rank.of(10.1, nobody)) == ["b"]

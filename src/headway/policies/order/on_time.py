@@ -12,7 +12,7 @@ from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, StepTimeQuality, TrustRule
 from headway.core.view import StepView
 from headway.policies.order.least_work import LeastWork
-from headway.policies.order.overdue import Overdue
+from headway.policies.order.overdue import Overdue, overdue_share
 from headway.policies.order.predicted_remaining import DEFAULT_TAIL
 from headway.policies.order.timetable import Candidate, Timetable, given_up
 
@@ -85,8 +85,8 @@ class OnTime:
 
     No job waits for ever. `tail` bounds for how long jobs without a target give way to shorter ones (`least-work`). Of
     the jobs that are left out of steps and not in time, the oldest rank before all others once they are `patience_s`
-    old, for a hundredth of the engine (`Overdue`, which has the bound). That holds without targets, and while step
-    times are distrusted: then no job is taken to be in time, since no latest start means anything.
+    old, for `overdue_share(tail)` of the engine (`Overdue`, which has the bound). That holds without targets, and while
+    step times are distrusted: then no job is taken to be in time, since no latest start means anything.
 
     Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking while there
     are such jobs, and the prediction of two steps' times in every four (`ComparedSteps`).
@@ -103,7 +103,7 @@ class OnTime:
         trusted_at_first: bool = _RULE.trusted_at_first,
         prefixes: bool = True,
     ) -> None:
-        self._overdue = Overdue(patience_s)
+        self._overdue = Overdue(patience_s, overdue_share(tail))
         self.triage = triage
         self.uses_prefixes = prefixes
         self.steps = StepTimeQuality()

@@ -11,8 +11,15 @@ from headway.core.plan import StepOutcome
 from headway.errors import ConfigError
 from headway.policies.order.sorted_index import SortedIndex
 
-SHARE = 0.01
-"""Part of the engine that overdue jobs have at least."""
+LEAST_SHARE = 0.01
+_MOST_TIMES = 30.0
+
+
+def overdue_share(tail: float) -> float:
+    """Part of the engine that overdue jobs have: a hundredth up to `tail` 0.5, from there on growing to 0.3 at 1."""
+    return LEAST_SHARE * float(_MOST_TIMES ** max(0.0, 2 * tail - 1))
+
+
 _MOST_LOOKED_AT = 32
 """The oldest jobs that are left out, among which one that is not in time is looked for."""
 
@@ -21,25 +28,26 @@ InTime = Callable[[Sequence[Job], float], list[Job]]
 
 
 class Overdue:
-    """The jobs that rank before all others, oldest first: they get at least SHARE of the engine.
+    """The jobs that rank before all others, oldest first: they get at least `share` of the engine.
 
     A job becomes overdue when the last step had nothing of it (it waits, or is paused), it is not in time, and it is
     `patience_s` old. It stays overdue to its end, so that no job that made way for it takes its place again, unless it
     turns out to be in time. Jobs without a target are never in time.
 
-    The engine owes overdue jobs SHARE of what it does. A job's part of a step is the mean of its parts of the tokens
+    The engine owes overdue jobs `share` of what it does. A job's part of a step is the mean of its parts of the tokens
     and of the KV of that step. The next oldest job becomes overdue when nothing is owed back and all overdue jobs run.
 
     The bound: let a job that is not in time be left out, and let such jobs that are older need W engine seconds. It
-    becomes overdue at the latest W / SHARE later, and then runs first. Jobs that come later add nothing to that. First
-    come, first served it would wait up to W: so no job waits more than 1 / SHARE times as long. Costs: O(log n) a job;
-    O(1) a step in which no job is left out, else O(overdue).
+    becomes overdue at the latest W / `share` later, and then runs first. Jobs that come later add nothing to that.
+    First come, first served it would wait up to W: so no job waits more than 1 / `share` times as long. Costs: O(log n)
+    a job; O(1) a step in which no job is left out, else O(overdue).
     """
 
-    def __init__(self, patience_s: float) -> None:
+    def __init__(self, patience_s: float, share: float = LEAST_SHARE) -> None:
         if not patience_s >= 0:
             raise ConfigError.of("patience_s", patience_s, "0 or more seconds")
         self.patience_s = patience_s
+        self.share = share
         self._by_arrival = SortedIndex()
         self._ran: Collection[Job] = ()
         self._overdue: Mapping[Job, None] = {}
@@ -92,7 +100,7 @@ class Overdue:
         self._owed_s, self._seen_s = self._owed_at(outcome.now_s), outcome.now_s
         self._overdue = dict.fromkeys(self.of(outcome.now_s, on_time))
         self._ran = outcome.tokens
-        self._owed_more = SHARE - _part(
+        self._owed_more = self.share - _part(
             outcome.tokens, [job for job in self._overdue if job in outcome.tokens]
         )
 
