@@ -34,6 +34,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
+from bench.figures import mean
 from bench.gain.regret_runs import (
     STOCK,
     SUBJECT,
@@ -58,7 +59,7 @@ from bench.gain.regret_runs import (
     select,
     that_fit,
 )
-from bench.gain.regret_tables import CellFindings, summary, tables, write_report
+from bench.gain.regret_tables import TAILS, CellFindings, summary, tables, write_report
 from bench.gain.regret_workloads import DATA, MACHINES, NONE, SEEDS, ServedWorkload, known_workloads
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.kept_runs import Kept, run_kept
@@ -305,10 +306,15 @@ def found_in(plan: Plan, kept: Runs, subject: str, rival_names: frozenset[str]) 
     found = []
     for cell in plan.cells:
         values: dict[str, list[float | None]] = {}
+        tails: dict[str, dict[str, float | None]] = {}
         for each in plan.contenders:
             results = [kept.result(plan.run(cell, each, seed)) for seed in plan.seeds]
             values[each.name] = [None if result is None else result.value(cell.classes) for result in results]
-        found.append(CellFindings(cell, subject, rival_names, knowing, values))
+            tails[each.name] = {
+                key: mean([None if result is None else getattr(result, key) for result in results])
+                for key in TAILS
+            }
+        found.append(CellFindings(cell, subject, rival_names, knowing, values, tails))
     return found
 
 

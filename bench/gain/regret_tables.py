@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from math import ceil, sqrt
 from pathlib import Path
@@ -23,6 +23,8 @@ SATURATED, LOW = 1.2, 0.5
 LEAST_GOODPUT = 0.001
 """In a ratio, a goodput of less counts as this much."""
 DIGITS = 4
+TAILS = ("p99_jct_s", "p99_ttft_s")
+"""Told of every contender beside the metric of a cell."""
 
 AIMS = {
     "worst_vs_best_preset": ("<=", 0.02),
@@ -61,6 +63,8 @@ class CellFindings:
     rivals: frozenset[str]
     clairvoyants: frozenset[str]
     values: Mapping[str, Sequence[float | None]]
+    tails: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    """By contender: TAILS, each the mean over seeds."""
 
     @property
     def is_goodput(self) -> bool:
@@ -115,7 +119,8 @@ class CellFindings:
         if bound is not None and (gaps := self.losses(bound)):
             found["gap_to_bound"] = _short(fmean(gaps))
         by_name = {name: _short(self.mean(name)) for name in self.values}
-        return {**found, "by_contender": by_name}
+        tails = {key: {name: _short(each[key]) for name, each in self.tails.items()} for key in TAILS}
+        return {**found, "by_contender": by_name, **tails}
 
 
 def summary(findings: Sequence[CellFindings]) -> dict[str, Any]:

@@ -246,13 +246,12 @@ def _trace_blocks(session: int, runs: Runs, input_tokens: int) -> tuple[int, ...
 
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
-DRAWN_COUNT = 4_000
+DRAWN_COUNT = 1_200
 """Requests of a drawn workload that stand for the whole of it, where a recorded one has a length."""
 BACKLOG_SEED = 1_000
 """Not one of the windows' seeds."""
-MOST_BACKLOG_TOKENS = 100_000_000
-"""Prompts and answers of a backlog: the whole of every trace but two, whose first requests that come to this much stand
-for them."""
+MOST_BACKLOG_TOKENS = 4_000_000
+"""Prompts and answers of a backlog: the first requests that come to this much stand for a trace."""
 LEAST_SHARE = 0.1
 """A workload of which a model can hold less is not served on it: what is left would be another workload."""
 _MORE_THAN_DUE = 1.5

@@ -153,7 +153,7 @@ def test_drawn_windows_are_the_same_for_a_seed_and_differ_by_seed(name: str) -> 
 def test_the_rate_is_of_those_that_fit() -> None:
     # 3,000 expected, standard deviation 55.
     assert len(CHAT.window(5.0, 600.0, 0)) == pytest.approx(3_000, abs=220)
-    assert CHAT.facts().dropped > 1_000
+    assert CHAT.facts().dropped > 300
 
 
 def test_a_backlog_is_the_beginning_that_comes_to_so_many_tokens() -> None:
