@@ -1,16 +1,43 @@
-"""FastServe end to end: job completion times against rate, burstiness and skew, and why gains are not the paper's."""
+"""FastServe end to end (Fig. 9): sustainable rates, gains as rate, CV and theta vary, and what changes them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 
 from headway.lab.policy_choice import label
-from headway.results.study import Chart, StudyPart, StudyTable, Value
-from headway_reproduce.fastserve.setting import (
+from headway.results.study import StudyPart, StudyTable, Value
+from headway_reproduce.claims import Claim, Verdict, judged_equal, judged_gain, judged_range, judged_trend
+from headway_reproduce.fastserve.findings import (
+    AXIS_HEADINGS,
+    KNEE,
+    FastServeFindings,
+    held,
+    largest,
+    mean_jct_s,
+    p50_jct_s,
+    p99_jct_s,
+    said,
+    times,
+)
+from headway_reproduce.fastserve.scope import (
+    AS_IT_STANDS,
     AXES,
-    CLUSTER,
     CV_AXIS,
+    EQUAL_LOAD_AXIS,
+    HALF_LOAD,
+    LONGER_RUN,
+    LOW_CV_AXIS,
+    NARROW_STATIC,
+    ORCA_AS_SHORT,
+    OVERLOAD,
+    RATE_AXIS,
+    SLOTS_FOR_ALL,
+    THETA_AXIS,
+    VARIED,
+    FastServeVariation,
+)
+from headway_reproduce.fastserve.setting import (
+    CLUSTER,
     END_TO_END,
     FASTER_TRANSFORMER,
     FASTSERVE,
@@ -18,96 +45,29 @@ from headway_reproduce.fastserve.setting import (
     LOW_LOAD,
     ORACLE,
     ORCA,
-    PAPER_FT_GAIN,
-    PAPER_FT_RANGES,
-    PAPER_MEAN_GAIN,
-    PAPER_RANGES,
-    PAPER_TAIL_GAIN,
-    RATE_AXIS,
-    SCARCE_MEMORY,
-    SIMULATED,
     SYSTEMS,
-    THETA_AXIS,
     TODAY,
-    VARIATIONS,
-    VARIED,
-    CapacityPoint,
     FastServePoint,
-    FastServeScope,
-    FastServeVariation,
-    PaperMachine,
 )
-from headway_reproduce.study import Range, chart, short, short_range, span
-from headway_reproduce.study_runs import EngineFindings, Number, StudyRun, summary_key, throughput_rps
+from headway_reproduce.study import Range, short, short_range, span
+from headway_reproduce.study_runs import Number, throughput_rps
 
-mean_jct_s = summary_key("mean_jct_s")
-"""Mean job completion time."""
-p50_jct_s = summary_key("p50_jct_s")
-"""Its median."""
-p99_jct_s = summary_key("p99_jct_s")
-"""Its 99th percentile: the papers say "tail" and not which."""
+PAPER_MEAN_GAIN, PAPER_TAIL_GAIN = 5.1, 6.4
+"""Largest gains over Orca in mean and tail job completion time (abstract)."""
+PAPER_RANGES = {"rate": (1.0, 4.3), "cv": (2.3, 5.1), "theta": (1.9, 3.9)}
+"""Axis -> least and largest gain over Orca (section 6.2)."""
+PAPER_FT_RANGES = {"rate": (1.9, 11.4), "cv": (7.4, 12.2), "theta": (3.6, 10.6)}
+"""The same over FasterTransformer."""
+PAPER_FT_LOW, PAPER_ABOVE_KNEE, PAPER_FT_ABOVE_KNEE = 2.0, 3.0, 5.0
+"""Over FasterTransformer at low rates; the least over Orca and FasterTransformer above the knee."""
+TARGETS = (KNEE, 5.0)
+"""Targets for latency, in times of Orca's at the lowest load. Ours: the paper has none."""
 
-AXIS_HEADINGS = {RATE_AXIS: "load (of orca's capacity)", CV_AXIS: "CV of arrivals", THETA_AXIS: "Zipf theta"}
 _OVER = {ORCA: "over orca", FASTER_TRANSFORMER: "over fastertransformer", TODAY: "over vllm today"}
-
-
-@dataclass(frozen=True)
-class FastServeFindings(EngineFindings[FastServePoint]):
-    """FastServe's runs."""
-
-    measured_on = SIMULATED
-    scope: FastServeScope
-
-    def phases(self) -> Iterator[Sequence[StudyRun]]:
-        """Capacity first, which the rates of all others are shares of."""
-        yield self.scope.capacity_runs()
-        yield self.scope.loaded_runs(self.capacity_rps)
-
-    def capacity_rps(self, place: CapacityPoint) -> float:
-        """What the baseline got through of a place's requests, all at once."""
-        return self.mean(place.at_once(), ORCA, throughput_rps) or 0.0
-
-    def gain(self, point: FastServePoint, over: str, number: Number = mean_jct_s) -> float | None:
-        """How many times another policy's latency is fastserve's, mean over seeds: 2 is half the time."""
-        return self.ratio(point, over, FASTSERVE, number)
-
-    def gains(self, points: Iterable[FastServePoint], over: str, number: Number = mean_jct_s) -> Range | None:
-        """The least and the largest gain."""
-        return span(self.gain(point, over, number) for point in points)
-
-    def jct_chart(
-        self,
-        name: str,
-        machine: PaperMachine,
-        points: Mapping[float, FastServePoint],
-        policies: Mapping[str, str],
-        x_label: str,
-        *,
-        doubling: bool,
-    ) -> Chart:
-        """Mean completion time against a setting; `policies` are curves by what they are called."""
-        curves = {
-            called: [(setting, self.mean(point, policy, mean_jct_s)) for setting, point in points.items()]
-            for called, policy in policies.items()
-        }
-        title = f"Mean JCT, {machine.title}"
-        return chart(name, title, curves, f"{x_label}, simulated", "seconds", doubling=doubling)
-
-
-def largest(found: Range | None) -> float | None:
-    """The most of a range, as scripts read it."""
-    return None if found is None else short(found[1])
-
-
-def sensitivity(values: Iterable[float | None]) -> float | None:
-    """The most over the least: 1 where nothing changes."""
-    found = span(values)
-    return found[1] / found[0] if found and found[0] else None
-
-
-def said(found: Range | None) -> str:
-    """A range in a sentence."""
-    return "not measured" if found is None else f"{found[0]:.2f} to {found[1]:.2f} times"
+_ASKED: tuple[tuple[str, Number, float], ...] = (
+    ("mean", mean_jct_s, PAPER_MEAN_GAIN),
+    ("p99", p99_jct_s, PAPER_TAIL_GAIN),
+)
 
 
 class EndToEnd(FastServeFindings):
@@ -121,90 +81,71 @@ class EndToEnd(FastServeFindings):
         """Every point of the three axes, once."""
         return list(dict.fromkeys(point for axis in AXES for point in self.points(axis).values()))
 
-    # ---- beside the paper --------------------------------------------------------------------------
+    # ---- sustainable rates -------------------------------------------------------------------------
+
+    def sustained_rps(self, policy: str, number: Number, factor: float) -> float | None:
+        """The rate up to which a policy's latency is at most `factor` times Orca's at the lowest load."""
+        points = self.points(RATE_AXIS)
+        lowest = self.curve(points, ORCA, number)[0][1]
+        found = None if lowest is None else held(self.curve(points, policy, number), factor * lowest)
+        return None if found is None else found.setting * self.capacity_rps(END_TO_END)
 
     def headline(self) -> StudyPart:
-        """The largest gains and their ranges, the paper's beside ours."""
+        """The rates that hold a target, beside the paper's ratios and ours."""
         points = self.all_points()
-        gains, tail = self.gains(points, ORCA), self.gains(points, ORCA, p99_jct_s)
-        static = self.gains(points, FASTER_TRANSFORMER)
-        rows = [
-            _row("mean JCT, over orca", gains, (1.0, PAPER_MEAN_GAIN)),
-            _row("p99 JCT, over orca", tail, (None, PAPER_TAIL_GAIN)),
-            _row("mean JCT, over fastertransformer", static, (1.9, PAPER_FT_GAIN)),
-            _row("mean JCT, over vllm today", self.gains(points, TODAY), (None, None)),
-        ]
-        for axis in AXES:
-            found = self.points(axis).values()
-            for over, paper in ((ORCA, PAPER_RANGES), (FASTER_TRANSFORMER, PAPER_FT_RANGES)):
-                rows.append(_row(f"{axis}: mean JCT, over {over}", self.gains(found, over), paper[axis]))
+        lowest = next(iter(self.points(RATE_AXIS).values()))
+        rows: list[list[Value]] = []
+        for what, number, paper in _ASKED:
+            unloaded = self.mean(lowest, ORCA, number)
+            gain = self.gains(points, ORCA, number)
+            for factor in TARGETS:
+                target_s = None if unloaded is None else factor * unloaded
+                rates = [self.sustained_rps(policy, number, factor) for policy in SYSTEMS]
+                over = self.sustained_gain(number, factor), gain[1] if gain else None
+                rows.append([f"{what}, {factor:g} x", target_s, *rates, *over, paper])
         table = self.table(
             "headline",
-            "How many times the other's job completion time is fastserve's",
-            ["what", "least", "most", "paper: least", "paper: most"],
+            f"The rate up to which a target for job completion time is held, in req/s ({CLUSTER.title})",
+            [
+                "target",
+                "s",
+                *map(label, SYSTEMS),
+                "fastserve over orca",
+                "largest latency ratio",
+                "the paper's",
+            ],
             rows,
-            "1 is equal, 2 is half the time, less than 1 is longer. The paper does not say which percentile its tail "
-            "is; ours is the 99th.",
+            f"A target is so many times orca's latency at load {next(iter(self.points(RATE_AXIS))):g}. Rates are read "
+            "on straight lines between the loads of the grid. Latency ratios above capacity grow with the length of a "
+            "run, rates do not. The paper does not say which percentile its tail is.",
         )
-        differs = self._low_load_difference()
-        equal = "not measured" if differs is None else f"within {differs:.1%}"
-        text = [
-            f"fastserve's mean job completion time over the grid: orca's is {said(gains)} as long, "
-            f"in the paper up to {PAPER_MEAN_GAIN}; its 99th percentile {said(tail)}, in the paper up to "
-            f"{PAPER_TAIL_GAIN}.",
-            f"At loads up to {LOW_LOAD:g} the means of fastserve and orca are equal {equal}; in the paper they are "
-            "equal.",
-            self._said_of_static(),
-            f"{label(ORACLE)}, which knows how long answers will be: fastserve's mean is "
-            f"{said(self._gaps_to_oracle())} that one's.",
-        ]
-        return StudyPart(title="Beside the paper", text=text, tables=[table])
+        return StudyPart(title="Beside the paper", text=[self._said_of_oracle()], tables=[table])
 
-    def _said_of_static(self) -> str:
-        """Why gains over static batches are what they are."""
-        got_rps = self.mean(self.points(RATE_AXIS)[LOAD], FASTER_TRANSFORMER, throughput_rps) or 0.0
-        share = got_rps / self.capacity_rps(END_TO_END)
-        return (
-            f"{FASTER_TRANSFORMER} runs each batch to the end of its longest answer, in one stage at a time, and gets "
-            f"through {share:.0%} of orca's capacity: it is overloaded at every rate of the grid, and its job "
-            "completion times grow with the length of the run."
-        )
+    def sustained_gain(self, number: Number, factor: float) -> float | None:
+        """fastserve's sustainable rate over Orca's."""
+        mine, theirs = (self.sustained_rps(policy, number, factor) for policy in (FASTSERVE, ORCA))
+        return mine / theirs if mine is not None and theirs else None
 
-    def _low_load_difference(self) -> float | None:
-        """The largest relative difference from orca in mean JCT at low load."""
-        points = self.points(RATE_AXIS)
-        gains = [self.gain(point, ORCA) for load, point in points.items() if load <= LOW_LOAD]
-        found = span(abs(gain - 1) for gain in gains if gain is not None)
-        return None if found is None else found[1]
+    def _said_of_oracle(self) -> str:
+        gaps = span(self.ratio(point, FASTSERVE, ORACLE, mean_jct_s) for point in self.all_points())
+        return f"fastserve's mean is {said(gaps)} times that of {label(ORACLE)}, which knows all lengths."
 
-    def _gaps_to_oracle(self) -> Range | None:
-        """fastserve's mean JCT over the oracle's, least and most."""
-        return span(self.ratio(point, FASTSERVE, ORACLE, mean_jct_s) for point in self.all_points())
-
-    # ---- the three axes ----------------------------------------------------------------------------
+    # ---- the axes ----------------------------------------------------------------------------------
 
     def axis_part(self, axis: str) -> StudyPart:
         """One axis: every policy's mean and tail, and fastserve's gains."""
         points = self.points(axis)
-        low, high = PAPER_RANGES[axis]
-        gains = self.gains(points.values(), ORCA)
         shown = {label(policy): policy for policy in SYSTEMS if policy != FASTER_TRANSFORMER}
         heading = AXIS_HEADINGS[axis]
+        name = f"end-to-end-{axis.replace(' ', '-')}"
         return StudyPart(
-            title=f"Job completion time against {heading}",
-            text=[
-                f"Over orca {said(gains)}; in the paper {low} to {high}.",
-                *self.unfinished(points.values(), SYSTEMS),
-            ],
-            tables=[self._gain_table(axis, points), self._latency_table(axis, points)],
-            charts=[
-                self.jct_chart(
-                    f"end-to-end-{axis}", CLUSTER, points, shown, heading, doubling=axis == CV_AXIS
-                )
-            ],
+            title=f"Fig. 9: job completion time against {heading}",
+            text=self.unfinished(points.values(), SYSTEMS),
+            tables=[self._gain_table(name, heading, points), self._latency_table(name, heading, points)],
+            charts=[self.jct_chart(name, CLUSTER, points, shown, heading, doubling=axis == CV_AXIS)],
         )
 
-    def _gain_table(self, axis: str, points: dict[float, FastServePoint]) -> StudyTable:
+    def _gain_table(self, name: str, heading: str, points: dict[float, FastServePoint]) -> StudyTable:
         rows: list[list[Value]] = []
         for setting, point in points.items():
             means = [self.mean(point, policy, mean_jct_s) for policy in SYSTEMS]
@@ -214,19 +155,19 @@ class EndToEnd(FastServeFindings):
             rows.append([f"{setting:g}", *means, *gains, deviation, *others])
         more = ("± over orca", "p50, over orca", "p99, over orca")
         return self.table(
-            f"end-to-end-{axis}",
+            name,
             f"Mean job completion time in seconds, and fastserve's gains ({CLUSTER.title})",
-            [AXIS_HEADINGS[axis], *map(label, SYSTEMS), *_OVER.values(), *more],
+            [heading, *map(label, SYSTEMS), *_OVER.values(), *more],
             rows,
             "Gains are taken seed by seed; ± is their standard deviation, where there are several.",
         )
 
-    def _latency_table(self, axis: str, points: dict[float, FastServePoint]) -> StudyTable:
+    def _latency_table(self, name: str, heading: str, points: dict[float, FastServePoint]) -> StudyTable:
         asked = (("p99 JCT s", p99_jct_s), ("req/s", throughput_rps))
         return self.table(
-            f"end-to-end-{axis}-more",
+            f"{name}-more",
             "Tail and throughput of every policy",
-            [AXIS_HEADINGS[axis], "offered req/s", "value", *map(label, SYSTEMS)],
+            [heading, "offered req/s", "value", *map(label, SYSTEMS)],
             [
                 [
                     f"{setting:g}",
@@ -241,60 +182,153 @@ class EndToEnd(FastServeFindings):
             detail=True,
         )
 
-    # ---- what falls short --------------------------------------------------------------------------
+    # ---- reasons -----------------------------------------------------------------------------------
 
-    def shortfall(self) -> StudyPart | None:
-        """What the gains would be with one thing changed; None where that is not run."""
-        points = self.scope.varied(self.capacity_rps)
-        if not points:
-            return None
+    def reasons(self) -> StudyPart:
+        """What the gains are with one thing changed."""
         rows: list[list[Value]] = []
-        for load, point in points.items():
-            for what in (FastServeVariation("as it stands"), *VARIATIONS):
+        for load, point in self.scope.varied(self.capacity_rps).items():
+            for what in (AS_IT_STANDS, *self.scope.variations):
                 changed = what.of(point)
-                gains = [self.gain(changed, ORCA, number) for number in (mean_jct_s, p99_jct_s)]
+                gains = [self.gain(changed, ORCA, number) for _, number, _ in _ASKED]
+                static = self.gain(changed, FASTER_TRANSFORMER)
                 means = [self.mean(changed, policy, mean_jct_s) for policy in VARIED]
-                rows.append([f"{load:g}", what.name, *gains, *means])
+                rows.append([f"{load:g}", what.name, *gains, static, *means])
         table = self.table(
-            "shortfall",
-            f"fastserve's gain over orca with one thing changed ({CLUSTER.title})",
+            "reasons",
+            f"fastserve's gains with one thing changed ({CLUSTER.title})",
             [
-                *("load", "changed", "mean JCT, over orca", "p99, over orca"),
+                *("load", "changed", "mean, over orca", "p99, over orca", "mean, over fastertransformer"),
                 *(f"{policy}, mean s" for policy in VARIED),
             ],
             rows,
             "The load is of orca's capacity as it stands, whatever is changed.",
             keys=2,
         )
-        return StudyPart(
-            title="Where it differs from the paper, and why",
-            text=[
-                *(self._said_of_variations(load, point) for load, point in points.items()),
-                self._said_of_tails(list(points.values())),
-            ],
-            tables=[table],
+        return StudyPart(title="Reasons, each with a run without it", tables=[table])
+
+    def _varied(
+        self, over: str, *changes: FastServeVariation, number: Number = mean_jct_s, load: float = OVERLOAD
+    ) -> str:
+        """The gain above capacity as it stands, and with one thing changed at a time."""
+        point = self.scope.varied(self.capacity_rps)[load]
+        tried = [AS_IT_STANDS, *(what for what in changes if what in self.scope.variations)]
+        gains = [f"{what.name} {times(self.gain(what.of(point), over, number))}" for what in tried]
+        return f"at load {load:g} {'; '.join(gains)}"
+
+    def claims(self) -> list[Claim]:
+        """What the abstract and section 6.2 say."""
+        return [*self._headline_claims(), *self._rate_claims(), *self._cv_claims(), *self._theta_claims()]
+
+    def _headline_claims(self) -> Iterable[Claim]:
+        for what, number, paper in _ASKED:
+            found = largest(self.gains(self.all_points(), ORCA, number))
+            yield Claim(
+                where="abstract",
+                says=f"{what} JCT over orca, largest",
+                paper=f"{paper:g}",
+                ours=f"{times(found)} (rate: {times(self.sustained_gain(number, KNEE))})",
+                verdict=judged_gain(found, paper),
+                reason=self._varied(ORCA, ORCA_AS_SHORT, SLOTS_FOR_ALL, LONGER_RUN, number=number),
+            )
+
+    def _range_claims(self, axis: str, figure: str) -> Iterable[Claim]:
+        points = self.points(axis).values()
+        changed = {ORCA: (ORCA_AS_SHORT, LONGER_RUN), FASTER_TRANSFORMER: (NARROW_STATIC, LONGER_RUN)}
+        for over, paper in ((ORCA, PAPER_RANGES[axis]), (FASTER_TRANSFORMER, PAPER_FT_RANGES[axis])):
+            found = self.gains(points, over)
+            yield Claim(
+                where=figure,
+                says=f"mean JCT over {over}, least to largest",
+                paper=f"{paper[0]:g} to {paper[1]:g}",
+                ours=said(found),
+                verdict=judged_range(found, paper),
+                reason=self._varied(over, *changed[over]),
+            )
+
+    def _rate_claims(self) -> Iterable[Claim]:
+        points = self.points(RATE_AXIS)
+        knee = self.knee(points, ORCA)
+        above = {load: point for load, point in points.items() if load > 1}
+        low = {load: point for load, point in points.items() if load <= HALF_LOAD}
+        yield from self._range_claims(RATE_AXIS, "Fig. 9(a)")
+        differs = max((abs(gain - 1) for gain in map(self._over_orca, low.values())), default=None)
+        yield Claim(
+            where="Fig. 9(a)",
+            says=f"at low rates equal to orca (up to its knee; here load {knee})",
+            paper="1",
+            ours=f"within {times(differs)} up to {HALF_LOAD:g}",
+            verdict=judged_equal(None if differs is None else 1 + differs),
+        )
+        static = self.gains(low.values(), FASTER_TRANSFORMER)
+        yield Claim(
+            where="Fig. 9(a)",
+            says="at low rates half of fastertransformer",
+            paper=f"{PAPER_FT_LOW:g}",
+            ours=said(static),
+            verdict=judged_range(static, (PAPER_FT_LOW, PAPER_FT_LOW)),
+            reason=self._varied(FASTER_TRANSFORMER, NARROW_STATIC),
+        )
+        for over, least in ((ORCA, PAPER_ABOVE_KNEE), (FASTER_TRANSFORMER, PAPER_FT_ABOVE_KNEE)):
+            found = self.gains(above.values(), over)
+            yield Claim(
+                where="Fig. 9(a)",
+                says=f"above the knee at least, over {over}",
+                paper=f"{least:g}",
+                ours=said(found),
+                verdict=_judged_least(found, least),
+                reason=self._varied(over, LONGER_RUN),
+            )
+
+    def _over_orca(self, point: FastServePoint) -> float:
+        return self.gain(point, ORCA) or 0.0
+
+    def _cv_claims(self) -> Iterable[Claim]:
+        yield from self._range_claims(CV_AXIS, "Fig. 9(b)")
+        gains = [self.gain(point, ORCA) for point in self.points(CV_AXIS).values()]
+        yield Claim(
+            where="Fig. 9(b)",
+            says="the burstier the arrivals, the larger the gain over orca",
+            paper="rising",
+            ours=" ".join(map(times, gains)),
+            verdict=judged_trend(gains, rising=True),
+            reason=self._said_of_low_cvs(),
         )
 
-    def _said_of_variations(self, load: float, point: FastServePoint) -> str:
-        def gain(what: FastServeVariation) -> str:
-            return f"{self.gain(what.of(point), ORCA) or 0.0:.2f}"
-
-        single, reserving, scarce, longer, any_size = VARIATIONS
-        return (
-            f"At load {load:g} the gain over orca is {self.gain(point, ORCA) or 0.0:.2f}. It depends on what orca can "
-            f"keep running: {gain(single)} if it shares one batch among both stages, {gain(reserving)} if it reserves "
-            f"2,048 tokens for each, {gain(scarce)} with {SCARCE_MEMORY:g} of the KV blocks; and {gain(any_size)} "
-            f"where batches may be of any size. A run {longer.times_jobs} times as long: {gain(longer)}."
+    def _theta_claims(self) -> Iterable[Claim]:
+        yield from self._range_claims(THETA_AXIS, "Fig. 9(c)")
+        points = self.points(THETA_AXIS).values()
+        gains = [self.gain(point, ORCA) for point in points]
+        means = [self.mean(point, FASTSERVE, mean_jct_s) for point in points]
+        yield Claim(
+            where="Fig. 9(c)",
+            says="the more skewed the lengths, the larger the gain over orca",
+            paper="rising",
+            ours=" ".join(map(times, gains)),
+            verdict=judged_trend(gains, rising=True),
+            reason=self._said_of_equal_load(),
+        )
+        yield Claim(
+            where="Fig. 9(c)",
+            says="mean JCT rises as theta falls",
+            paper="falling in theta",
+            ours=" ".join(f"{times(mean)} s" for mean in means),
+            verdict=judged_trend(means, rising=False),
         )
 
-    def _said_of_tails(self, points: list[FastServePoint]) -> str:
-        mine = self.gains(points, ORCA, p99_jct_s)
-        ideal = span(self.ratio(point, ORCA, ORACLE, p99_jct_s) for point in points)
-        return (
-            "Whoever puts the short first makes the long wait: at these loads orca's p99 over all jobs is "
-            f"{said(mine)} fastserve's, and {said(ideal)} that of the "
-            "oracle, which knows who is short."
-        )
+    def _said_of_low_cvs(self) -> str:
+        gains = self._further_gains(LOW_CV_AXIS)
+        return f"at load {LOW_LOAD:g}, below the knee: {gains}" if gains else ""
+
+    def _said_of_equal_load(self) -> str:
+        gains = self._further_gains(EQUAL_LOAD_AXIS)
+        return f"at one rate the load falls with theta; at load {LOAD:g} of each: {gains}" if gains else ""
+
+    def _further_gains(self, axis: str) -> str:
+        """The gains over orca along an axis that `--quick` leaves out."""
+        if self.scope.quick:
+            return ""
+        return " ".join(times(self.gain(point, ORCA)) for point in self.points(axis).values())
 
     # ---- what scripts read -------------------------------------------------------------------------
 
@@ -302,13 +336,21 @@ class EndToEnd(FastServeFindings):
         """The keys that are about the grid."""
         points = self.all_points()
         return {
+            "sustained_rps": {
+                f"{what}_{factor:g}x": {
+                    policy: short(self.sustained_rps(policy, number, factor)) for policy in SYSTEMS
+                }
+                for what, number, _ in _ASKED
+                for factor in TARGETS
+            },
             "max_mean_jct_gain_vs_orca": largest(self.gains(points, ORCA)),
             "max_p99_jct_gain_vs_orca": largest(self.gains(points, ORCA, p99_jct_s)),
             "gain_range": self._ranges(ORCA),
             "vs_fastertransformer": self._ranges(FASTER_TRANSFORMER),
             "vs_vllm_today": self._ranges(TODAY),
-            "equal_at_low_load": short(self._low_load_difference()),
-            "gap_to_srpt": largest(self._gaps_to_oracle()),
+            "gap_to_srpt": largest(
+                span(self.ratio(point, FASTSERVE, ORACLE, mean_jct_s) for point in points)
+            ),
         }
 
     def _ranges(self, over: str) -> dict[str, list[float | None] | None]:
@@ -335,5 +377,8 @@ class EndToEnd(FastServeFindings):
         return {key: short(self.mean(point, policy, number)) for key, number in numbers.items()}
 
 
-def _row(what: str, ours: Range | None, paper: tuple[float | None, float | None]) -> list[Value]:
-    return [what, *(ours or (None, None)), *paper]
+def _judged_least(found: Range | None, least: float) -> Verdict:
+    """The least gain of a range is as large as the paper's; some is at least in its direction; or neither."""
+    if found is None:
+        return "not run"
+    return "reproduced" if found[0] >= least else "partly" if judged_gain(found[1], least) != "not" else "not"

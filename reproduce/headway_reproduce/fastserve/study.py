@@ -2,53 +2,79 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from headway.lab.papers import PaperRequest, Tell
 from headway.lab.trace import Trace
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway.traces import TraceRequest, take
-from headway_reproduce.fastserve.ablations import FastServeFurther, MemoryFindings, Scheduler
-from headway_reproduce.fastserve.end_to_end import EndToEnd, FastServeFindings
+from headway_reproduce.claims import claims_part, verdict_counts
+from headway_reproduce.fastserve.ablations import Scheduler
+from headway_reproduce.fastserve.end_to_end import EndToEnd
+from headway_reproduce.fastserve.findings import FastServeFindings
+from headway_reproduce.fastserve.fixed_points import FixedPoints
+from headway_reproduce.fastserve.further import FastServeFurther
+from headway_reproduce.fastserve.memory import MemoryFindings
+from headway_reproduce.fastserve.scope import ALL, AXES, CAPACITY_SEEDS, FURTHER_AXES, QUICK, SEEDS
 from headway_reproduce.fastserve.setting import (
-    ALL,
-    AXES,
+    ABLATED,
+    ABLATED_TOKENS,
     BATCH,
     BLOCK_TOKENS,
-    CAPACITY_SEEDS,
     CLUSTER,
+    CONTEXT_TOKENS,
     END_TO_END,
+    FCFS,
     HARDWARE,
     JOBS,
-    LONGEST_INPUT,
-    LONGEST_OUTPUT,
+    LONGEST_TOKENS,
     ORCA,
-    QUICK,
     REAL,
-    SEEDS,
+    SIMULATED,
     SINGLE,
     SLOTS,
+    THETA,
     TOKENS_A_STEP,
     PaperMachine,
+    zipf,
 )
 from headway_reproduce.real_study import RealColumn, RealPlan, RealSizes, real_part
 from headway_reproduce.study import RepeatedPaper, read_kept
 from headway_reproduce.study_runs import RunResult
 
 DATA_KEYS = (
-    *("max_mean_jct_gain_vs_orca", "max_p99_jct_gain_vs_orca", "gain_range", "vs_fastertransformer"),
-    *("vs_vllm_today", "equal_at_low_load", "vs_defer", "vs_reactive", "gap_to_srpt", "quantum_sensitivity"),
-    *("k_sensitivity", "slots_sweep", "peak_kv_vs_fcfs", "cells"),
+    *("sustained_rps", "max_mean_jct_gain_vs_orca", "max_p99_jct_gain_vs_orca", "gain_range"),
+    *(
+        "vs_fastertransformer",
+        "vs_vllm_today",
+        "vs_defer",
+        "vs_reactive",
+        "vs_reactive_by_kv_share",
+        "gap_to_srpt",
+    ),
+    *(
+        "quantum_sensitivity",
+        "k_sensitivity",
+        "slots_sweep",
+        "peak_kv_vs_fcfs",
+        "verdicts",
+        "claims",
+        "cells",
+    ),
 )
 """What scripts read, in a stable order."""
 
-# ---- on this machine's own engine: the same lengths, fewer jobs, a made model --------------------------
+# ---- on this machine's own engine: shorter lengths, fewer jobs, a made model ---------------------------
 
 REAL_REQUESTS = 60
+REAL_LENGTHS = zipf(1.1, 512)
+"""Short and skewed, so that a CPU gets through them in minutes."""
 
 
 def real_requests(count: int = REAL_REQUESTS) -> list[TraceRequest]:
-    """The first requests of the end-to-end draw, all at 0 s, each declaring the limit of its answer."""
-    point = END_TO_END.at_once()
+    """The first requests of a draw, all at 0 s, each declaring the limit of its answer."""
+    point = END_TO_END._replace(lengths=REAL_LENGTHS).at_once()
     return take(Trace(f"{point.trace()}/max_output={point.lengths.limit}").requests(0), count)
 
 
@@ -65,7 +91,7 @@ REAL_PLAN = RealPlan(
         RealColumn("swapped_out_blocks", "blocks out"),
         RealColumn("recomputed_tokens", "recomputed tokens"),
     ),
-    what="jobs of the end-to-end workload, all at once",
+    what="jobs with lengths by Zipf's law, all at once",
     note="Over orca less than 1 is shorter. Memory is short, and orca reserves room for 512 tokens of every answer, so "
     "that few of its jobs run at a time. A CPU's copies and products are not a GPU's.",
     seconds=180.0,
@@ -91,19 +117,19 @@ class FastServe(RepeatedPaper[FastServeFindings]):
     def study(self, findings: FastServeFindings, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
         made = findings.kept, findings.scope
-        ends, scheduler, memory, further = (
-            EndToEnd(*made),
-            Scheduler(*made),
-            MemoryFindings(*made),
-            FastServeFurther(*made),
-        )
+        ends, scheduler, memory = EndToEnd(*made), Scheduler(*made), MemoryFindings(*made)
+        further, fixed = FastServeFurther(*made), FixedPoints(*made)
+        claims = [*ends.claims(), *scheduler.claims(), *memory.claims(), *further.claims()]
         real = REAL_PLAN.measurement.found(request, tell)
         data = {
             **ends.data(),
             **memory.data(),
             "quantum_sensitivity": scheduler.sensitivities(),
+            "verdicts": verdict_counts(claims),
+            "claims": [asdict(claim) for claim in claims],
             "cells": ends.cells(),
         }
+        axes = AXES if findings.scope.quick else (*AXES, *FURTHER_AXES)
         return self.told(
             findings.scope,
             ALL,
@@ -112,9 +138,11 @@ class FastServe(RepeatedPaper[FastServeFindings]):
             facts=_facts(findings),
             parts=[
                 ends.headline(),
-                ends.shortfall(),
-                *map(ends.axis_part, AXES),
-                scheduler.part(),
+                claims_part(claims, SIMULATED),
+                ends.reasons(),
+                fixed.part(),
+                *map(ends.axis_part, axes),
+                *scheduler.parts(),
                 memory.part(),
                 further.scale_part(),
                 further.per_token_part(),
@@ -131,13 +159,15 @@ def _facts(findings: FastServeFindings) -> list[tuple[str, str]]:
         *((machine.title, _sizes(machine)) for machine in (CLUSTER, SINGLE)),
         (
             "workload",
-            f"{JOBS:,} jobs a run, to the last finish; prompts up to {LONGEST_INPUT} and answers up to "
-            f"{LONGEST_OUTPUT} tokens, both by Zipf's law",
+            f"{JOBS:,} jobs a run, to the last finish; prompts and answers by Zipf's law with theta {THETA:g}, up to "
+            f"{LONGEST_TOKENS} tokens each, {ABLATED_TOKENS} for the ablations: chosen by the paper's own fixed points",
         ),
         (
             "load",
-            f"1 is what {ORCA} gets through of the same jobs, all at once, mean of {CAPACITY_SEEDS} seeds: "
-            f"{findings.capacity_rps(END_TO_END):.2f} req/s end to end",
+            f"1 is what the baseline gets through of the same jobs, all at once, mean of {CAPACITY_SEEDS} seeds: "
+            f"{ORCA}, which reserves the context of {CONTEXT_TOKENS:,} tokens for each, "
+            f"{findings.capacity_rps(END_TO_END):.2f} req/s end to end; {FCFS} {findings.capacity_rps(ABLATED):.2f} "
+            "req/s for the ablations",
         ),
     ]
 

@@ -188,6 +188,30 @@ def test_admission_ends_where_the_longest_outputs_would_not_fit() -> None:
     assert ids(scene.plan().admit) == ["w0", "w1"]
 
 
+def test_places_of_the_models_context_are_reserved_whatever_the_limit() -> None:
+    # Places of 16 tokens are 4 blocks of 4. Three fit into 15; by their limits, 2 + 1 tokens, fifteen would.
+    residents = [decoding("d0", prompt=2, limit=1)]
+    jobs = [make_job(name, prompt=2, limit=1) for name in ("w0", "w1", "w2")]
+    places = Scene(IterationLevel(reserve_tokens=16), residents=residents, total_blocks=15).wait(*jobs)
+    assert ids(places.plan().admit) == ["w0", "w1"]
+    limits = Scene(IterationLevel(), residents=residents, total_blocks=15).wait(*jobs)
+    assert ids(limits.plan().admit) == ["w0", "w1", "w2"]
+
+
+def test_a_place_smaller_than_a_jobs_limit_is_as_large_as_that() -> None:
+    # 9 + 8 tokens are 5 blocks.
+    job = make_job("w", prompt=9, limit=8)
+    scene = Scene(IterationLevel(reserve_tokens=4), total_blocks=5).wait(
+        job, make_job("x", prompt=1, limit=1)
+    )
+    assert ids(scene.plan().admit) == ["w"]
+
+
+def test_less_than_no_tokens_cannot_be_reserved() -> None:
+    with pytest.raises(ConfigError, match="reserve_tokens is -1; accepted: 0 or more tokens"):
+        IterationLevel(reserve_tokens=-1)
+
+
 def test_a_prompt_longer_than_a_step_pauses_the_batch_and_starts_alone() -> None:
     scene = Scene(IterationLevel(), residents=DECODES_, max_tokens=8)
     plan = scene.wait(make_job("long", prompt=9), make_job("w")).plan()
@@ -212,7 +236,9 @@ def test_the_batch_waits_until_a_long_prompt_is_computed() -> None:
     assert (ids(plan.run), list(plan.admit)) == (["long"], [])
 
 
-@pytest.mark.parametrize("batching", ["iteration-level", "request-level"])
+@pytest.mark.parametrize(
+    "batching", ["iteration-level", "iteration-level:reserve_tokens=64", "request-level"]
+)
 @FEW
 @given(workload=workloads())
 def test_reservations_fit_the_pool_so_nobody_is_ever_preempted(batching: str, workload: Workload) -> None:

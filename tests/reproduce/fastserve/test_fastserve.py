@@ -3,34 +3,53 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from headway_reproduce.fastserve.setting import (
-    ABLATED,
+from headway_reproduce.fastserve.scope import (
     ABLATION_SEEDS,
     ALL,
+    ANY_BATCH,
     AXES,
     CAPACITY_SEEDS,
+    EQUAL_LOAD_AXIS,
+    LOADS,
+    LONGER_RUN,
+    NARROW_STATIC,
+    ONE_BATCH,
+    ORCA_AS_SHORT,
+    QUICK,
+    SEEDS,
+    SLOTS_FOR_ALL,
+    THETA_AXIS,
+    VARIATIONS,
+)
+from headway_reproduce.fastserve.setting import (
+    ABLATED,
+    ABLATED_TOKENS,
     CLUSTER,
     END_TO_END,
+    FASTER_TRANSFORMER,
     FASTSERVE,
+    JOBS,
+    LOAD,
+    LONGEST_TOKENS,
     ORCA,
+    ORCA_LIMITS,
+    ORCA_PLACES,
     PAPER_PER_TOKEN_S,
-    QUICK,
     RELEASED,
-    SEEDS,
+    SCALED_MACHINES,
     SHAREGPT,
     SHAREGPT_RATES_RPS,
     SINGLE,
     SMALL,
+    THETA,
     TODAY,
-    VARIATIONS,
     CapacityPoint,
     FastServePoint,
-    gpt_175b,
     loaded,
     with_quantum,
     zipf,
 )
-from headway_reproduce.fastserve.study import REAL_PLAN, real_requests
+from headway_reproduce.fastserve.study import REAL_LENGTHS, REAL_PLAN, real_requests
 
 from headway.lab.policy_choice import check_policies
 from headway.predict.models.known_models import model_shape
@@ -42,7 +61,7 @@ def ten(place: CapacityPoint) -> float:
     return 10.0
 
 
-def point(load: float = 0.9, cv: float = 1.0) -> FastServePoint:
+def point(load: float = LOAD, cv: float = 1.0) -> FastServePoint:
     return loaded(END_TO_END, load, ten, cv=cv)
 
 
@@ -63,7 +82,8 @@ def test_sixteen_gpus_hold_gpt_175b_in_two_stages() -> None:
 def test_a_single_gpu_has_all_of_its_nodes_memory_unless_it_is_the_released_engine() -> None:
     assert SINGLE.limits().host_blocks == int(1152e9 // (16 * 819_200))
     assert RELEASED.limits().host_blocks == int(56e9 // (16 * 819_200))
-    assert [gpt_175b(stages).gpus for stages in (2, 3, 4)] == [16, 24, 32]
+    assert [machine.gpus for machine in SCALED_MACHINES] == [8, 16, 12, 16]
+    assert {machine.stages for machine in SCALED_MACHINES} == {2}
 
 
 def test_opt_2_7b_is_of_its_size() -> None:
@@ -73,14 +93,20 @@ def test_opt_2_7b_is_of_its_size() -> None:
 # ---- the workload --------------------------------------------------------------------------------------
 
 
-def test_a_point_is_two_thousand_jobs_at_its_rate() -> None:
+def test_a_point_is_so_many_jobs_at_its_rate() -> None:
     run = point(0.9).run(FASTSERVE, 1)
     requests = load_trace(run.trace)
-    assert len(requests) == 2000
-    assert requests[-1].arrival_s == pytest.approx(2000 / 9.0, rel=0.1)
-    assert max(request.output_tokens for request in requests) <= 512
-    assert max(request.input_tokens for request in requests) <= 512
-    assert (run.max_output_tokens, run.seed, run.tp) == (512, 1, 8)
+    assert len(requests) == JOBS
+    assert requests[-1].arrival_s == pytest.approx(JOBS / 9.0, rel=0.15)
+    assert max(request.output_tokens for request in requests) <= LONGEST_TOKENS
+    assert max(request.input_tokens for request in requests) <= LONGEST_TOKENS
+    assert (run.max_output_tokens, run.seed, run.tp) == (LONGEST_TOKENS, 1, 8)
+
+
+def test_orca_reserves_the_models_context_and_others_do_not() -> None:
+    assert point().run(ORCA, 0).parts.batching == ORCA_PLACES == "iteration-level:reserve_tokens=2048"
+    assert point().run(FASTSERVE, 0).parts.batching is None
+    assert all(place.machine.limits().num_blocks > 2048 // 16 for place in (END_TO_END, ABLATED))
 
 
 def test_sharegpt_prompts_are_cut_where_the_released_code_drops_them() -> None:
@@ -94,7 +120,7 @@ def test_sharegpt_prompts_are_cut_where_the_released_code_drops_them() -> None:
 def test_who_runs_all_residents_has_a_batch_for_each_stage() -> None:
     assert point().run(ORCA, 0).micro_batches
     assert not point().run(FASTSERVE, 0).micro_batches
-    assert not FastServePoint(machine=SINGLE, lengths=zipf(1.1)).run(ORCA, 0).micro_batches
+    assert not FastServePoint(machine=SINGLE, lengths=zipf(THETA)).run(ORCA, 0).micro_batches
 
 
 # ---- what is run ---------------------------------------------------------------------------------------
@@ -102,20 +128,54 @@ def test_who_runs_all_residents_has_a_batch_for_each_stage() -> None:
 
 def test_one_axis_varies_at_a_time() -> None:
     base = point()
-    assert [each.rate_rps for each in ALL.end_to_end("rate", ten).values()] == [
-        *(2.5, 5.0, 7.5, 9.0, 10.0, 12.5, 15.0)
-    ]
+    assert [each.rate_rps for each in ALL.end_to_end("rate", ten).values()] == pytest.approx(
+        [10 * load for load in LOADS]
+    )
     assert list(ALL.end_to_end("cv", ten).values()) == [replace(base, cv=cv) for cv in (1.0, 2.0, 4.0, 8.0)]
     thetas = ALL.end_to_end("theta", ten)
     assert list(thetas) == [0.7, 0.9, 1.1, 1.3, 1.5]
-    assert thetas[0.7] == replace(base, lengths=zipf(0.7))
-    assert thetas[1.1] == base
+    assert thetas[1.5] == replace(base, lengths=zipf(1.5))
+    assert thetas[THETA] == base
+
+
+def test_over_theta_the_rate_stays_and_over_theta_at_equal_load_the_load() -> None:
+    def capacity(place: CapacityPoint) -> float:
+        return 20.0 if place.lengths == zipf(1.5) else 10.0
+
+    assert {each.rate_rps for each in ALL.end_to_end(THETA_AXIS, capacity).values()} == {11.0}
+    equal = ALL.end_to_end(EQUAL_LOAD_AXIS, capacity)
+    assert (equal[0.7].rate_rps, equal[1.5].rate_rps) == (11.0, 22.0)
+
+
+def test_the_ablations_have_their_own_lengths_and_machine() -> None:
+    for axis in AXES:
+        for each in ALL.ablated(axis, ten).values():
+            assert (each.machine, each.lengths.limit) == (SINGLE, ABLATED_TOKENS)
+
+
+def test_fewer_slots_are_less_of_the_devices_memory() -> None:
+    shares = ALL.with_memory(ten)
+    whole = shares[1.0].run(FASTSERVE, 0).limits.num_blocks
+    for share, each in shares.items():
+        assert each.run(FASTSERVE, 0).limits.num_blocks == int(share * whole)
+
+
+def test_machines_of_one_model_serve_one_rate() -> None:
+    def capacity(place: CapacityPoint) -> float:
+        return float(place.machine.gpus)
+
+    rates = {machine.title: each.rate_rps for machine, each in ALL.scaled(capacity).items()}
+    assert rates == {
+        "OPT-66B, 8 GPUs": pytest.approx(8 * LOAD),
+        "OPT-66B, 16 GPUs": pytest.approx(8 * LOAD),
+        "GPT-175B, 12 GPUs": pytest.approx(12 * LOAD),
+        "GPT-175B, 16 GPUs": pytest.approx(12 * LOAD),
+    }
 
 
 def test_end_to_end_has_the_most_seeds() -> None:
     assert ALL.seeds(point()) == ALL.seeds(replace(point(), lengths=zipf(0.7))) == range(SEEDS)
-    assert ALL.seeds(loaded(ABLATED, 0.9, ten)) == range(ABLATION_SEEDS)
-    assert {ALL.seeds(what.of(point())) for what in VARIATIONS} == {range(ABLATION_SEEDS)}
+    assert ALL.seeds(loaded(ABLATED, LOAD, ten)) == range(ABLATION_SEEDS)
     assert QUICK.seeds(point()) == range(1)
     assert ALL.seeds(END_TO_END.at_once()) == QUICK.seeds(END_TO_END.at_once()) == range(CAPACITY_SEEDS)
 
@@ -129,8 +189,9 @@ def test_quick_is_a_part_of_all_with_the_same_workloads() -> None:
 
 
 @pytest.mark.parametrize("axis", AXES)
-def test_quick_has_the_ends_or_the_middle_of_every_axis(axis: str) -> None:
-    assert set(QUICK.settings(axis)) < set(ALL.settings(axis))
+def test_quick_has_some_of_every_axis(axis: str) -> None:
+    assert set(QUICK.end_to_end(axis, ten)) < set(ALL.end_to_end(axis, ten))
+    assert set(QUICK.ablated(axis, ten)) < set(ALL.ablated(axis, ten))
 
 
 def test_the_policies_exist_with_the_parts_they_are_given() -> None:
@@ -156,19 +217,30 @@ def test_slots_are_varied_one_at_a_time() -> None:
 
 
 def test_a_variation_changes_one_thing() -> None:
-    base = point().run(ORCA, 0)
-    changed = [what.of(point()).run(ORCA, 0) for what in VARIATIONS]
-    assert changed == [
-        replace(base, micro_batches=False),
-        replace(base, max_output_tokens=2048),
-        replace(base, limits=replace(base.limits, num_blocks=base.limits.num_blocks // 4)),
-        replace(base, trace=base.trace.replace("count=2000", "count=6000")),
-        replace(base, limits=replace(base.limits, batch_width=None)),
-    ]
+    base, static = point().run(ORCA, 0), point().run(FASTER_TRANSFORMER, 0)
+    limits = base.limits
+    orca = {what: what.of(point()).run(ORCA, 0) for what in VARIATIONS}
+    slots = replace(limits, block_size=2048, num_blocks=limits.num_blocks * 16 // 2048, host_blocks=238)
+    assert orca == {
+        ORCA_AS_SHORT: replace(base, parts=replace(base.parts, batching=ORCA_LIMITS)),
+        SLOTS_FOR_ALL: replace(base, limits=slots),
+        LONGER_RUN: replace(base, trace=base.trace.replace(f"count={JOBS}", f"count={3 * JOBS}")),
+        NARROW_STATIC: base,
+        ONE_BATCH: replace(base, micro_batches=False),
+        ANY_BATCH: replace(base, limits=replace(limits, batch_width=None)),
+    }
+    narrow = replace(static, limits=replace(static.limits, batch_width=16))
+    assert (NARROW_STATIC.of(point()).run(FASTER_TRANSFORMER, 0), static.limits.batch_width) == (narrow, 32)
+
+
+def test_a_batch_of_one_is_served_at_a_sixteenth_of_the_rate() -> None:
+    alone = ALL.killed_alone(ten)
+    assert (alone.batch, alone.rate_rps) == (1, 12.5 / 16)
 
 
 def test_today_serves_the_same_jobs_on_the_same_engine() -> None:
-    assert replace(point().run(TODAY, 3), policy=ORCA) == point().run(ORCA, 3)
+    today, orca = point().run(TODAY, 3), point().run(ORCA, 3)
+    assert replace(today, policy=ORCA, parts=orca.parts) == orca
 
 
 # ---- on the real engine --------------------------------------------------------------------------------
@@ -177,10 +249,12 @@ def test_today_serves_the_same_jobs_on_the_same_engine() -> None:
 def test_real_jobs_are_the_first_of_the_grids_own_all_at_once() -> None:
     requests = real_requests(20)
     assert len(requests) == 20
-    assert {(request.arrival_s, request.max_output_tokens) for request in requests} == {(0.0, 512)}
+    assert {(request.arrival_s, request.max_output_tokens) for request in requests} == {
+        (0.0, REAL_LENGTHS.limit)
+    }
 
 
 def test_memory_is_short_on_the_real_engine() -> None:
     sizes = REAL_PLAN.sizes
     assert sizes.batch_width is not None
-    assert sizes.blocks * sizes.block_tokens < sizes.batch_width * (512 + 512)
+    assert sizes.blocks * sizes.block_tokens < sizes.batch_width * (REAL_LENGTHS.limit + REAL_LENGTHS.limit)

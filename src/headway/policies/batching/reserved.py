@@ -13,24 +13,26 @@ from headway.policies.batching.admission import candidates
 from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 
-def reservable(view: StepView, wanted: Iterable[Job]) -> list[Job]:
+def reservable(view: StepView, wanted: Iterable[Job], *, least_tokens: int = 0) -> list[Job]:
     """The leading jobs of `wanted` whose prompt and whole output limit fit beside the residents' own.
 
-    With every resident admitted by this rule no KV is ever evicted. A job whose limit exceeds the whole
-    pool reserves all of it and runs alone: its answer may well be shorter. O(residents + wanted).
+    Every job reserves `least_tokens` or more. With every resident admitted by this rule no KV is ever evicted. A job
+    whose limit exceeds the whole pool reserves all of it and runs alone: its answer may well be shorter.
+    O(residents + wanted).
     """
-    free = view.total_blocks - sum(_reserved_blocks(view, job) for job in view.residents)
+    free = view.total_blocks - sum(_reserved_blocks(view, job, least_tokens) for job in view.residents)
     fitting: list[Job] = []
     for job in wanted:
-        free -= _reserved_blocks(view, job)
+        free -= _reserved_blocks(view, job, least_tokens)
         if free < 0:
             break
         fitting.append(job)
     return fitting
 
 
-def _reserved_blocks(view: StepView, job: Job) -> int:
-    return min(view.blocks(job.num_prompt_tokens + job.max_output_tokens), view.total_blocks)
+def _reserved_blocks(view: StepView, job: Job, least_tokens: int) -> int:
+    tokens = max(least_tokens, job.num_prompt_tokens + job.max_output_tokens)
+    return min(view.blocks(tokens), view.total_blocks)
 
 
 @dataclass(slots=True)
@@ -73,17 +75,26 @@ class RequestLevel(Unchanging):
             self._members = list(outcome.plan.admit)
 
 
+@dataclass(slots=True)
 class IterationLevel(Unchanging, LearnsNothing):
     """Jobs join and leave at every step, prefill and decode share it, prompts are whole, none is evicted.
 
     A job is admitted only if blocks for its prompt and its output limit can be reserved, so it runs to
-    completion. A prompt longer than a step's budget runs alone, in chunks; the batch waits for it. Source:
-    Orca (Yu et al., OSDI 2022), as FastServe section 4.7 describes it.
+    completion. Every job reserves `reserve_tokens` or more: with the model's context, a place is as large as any
+    request can become, as in Orca. A prompt longer than a step's budget runs alone, in chunks; the batch waits for
+    it. Source: Orca (Yu et al., OSDI 2022), as FastServe section 4.7 describes it; Orca (Max) of the vLLM paper
+    (Kwon et al., SOSP 2023) reserves the context.
     """
+
+    reserve_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        if self.reserve_tokens < 0:
+            raise ConfigError.of("reserve_tokens", self.reserve_tokens, "0 or more tokens")
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """Every resident, then the waiting jobs that can be reserved for."""
-        admit = reservable(view, candidates(view, order, leaving))
+        admit = reservable(view, candidates(view, order, leaving), least_tokens=self.reserve_tokens)
         prefills = [job for job in view.residents if job.prefilling]
         too_long = bool(admit) and not prefills and admit[0].num_tokens > view.max_tokens
         alone = too_long and view.admissible(admit[0])

@@ -1,0 +1,145 @@
+"""What FastServe's runs came to: latencies, gains, and the rates that hold a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from headway.results.study import Chart
+from headway_reproduce.fastserve.scope import (
+    CV_AXIS,
+    EQUAL_LOAD_AXIS,
+    LOW_CV_AXIS,
+    RATE_AXIS,
+    THETA_AXIS,
+    FastServeScope,
+)
+from headway_reproduce.fastserve.setting import (
+    FASTSERVE,
+    SIMULATED,
+    CapacityPoint,
+    FastServePoint,
+    PaperMachine,
+)
+from headway_reproduce.study import Range, chart, short, span
+from headway_reproduce.study_runs import EngineFindings, Number, StudyRun, summary_key, throughput_rps
+
+mean_jct_s = summary_key("mean_jct_s")
+"""Mean job completion time."""
+p50_jct_s = summary_key("p50_jct_s")
+"""Its median."""
+p99_jct_s = summary_key("p99_jct_s")
+"""Its 99th percentile: the papers say "tail" and not which."""
+LATENCIES = (mean_jct_s, p99_jct_s)
+
+AXIS_HEADINGS = {
+    RATE_AXIS: "load (of the baseline's capacity)",
+    CV_AXIS: "CV of arrivals",
+    THETA_AXIS: "Zipf theta, at one rate",
+    LOW_CV_AXIS: "CV of arrivals, below the knee",
+    EQUAL_LOAD_AXIS: "Zipf theta, at one load",
+}
+KNEE = 2.0
+"""A curve has its knee where latency is so many times that at the lowest load. Ours: the paper marks none."""
+
+Curve = Sequence[tuple[float, float | None]]
+"""(setting, value), by rising setting."""
+
+
+class Held(NamedTuple):
+    """Up to which setting a target is held; `missed` is False if it is at every setting there is."""
+
+    setting: float
+    missed: bool
+
+    def __str__(self) -> str:
+        return f"{'' if self.missed else 'at least '}{self.setting:.2f}"
+
+
+def held(curve: Curve, target: float) -> Held | None:
+    """Where a curve first exceeds a target, on the straight line between its points; None if it begins above it."""
+    before: tuple[float, float] | None = None
+    for setting, value in curve:
+        if value is None:
+            continue
+        if value > target:
+            if before is None:
+                return None
+            low, below = before
+            return Held(low + (setting - low) * (target - below) / (value - below), missed=True)
+        before = setting, value
+    return None if before is None else Held(before[0], missed=False)
+
+
+@dataclass(frozen=True)
+class FastServeFindings(EngineFindings[FastServePoint]):
+    """FastServe's runs."""
+
+    measured_on = SIMULATED
+    scope: FastServeScope
+
+    def phases(self) -> Iterator[Sequence[StudyRun]]:
+        """Capacity first, which the rates of all others are shares of."""
+        yield self.scope.capacity_runs()
+        yield self.scope.loaded_runs(self.capacity_rps)
+
+    def capacity_rps(self, place: CapacityPoint) -> float:
+        """What a place's baseline got through of its requests, all at once."""
+        return self.mean(place.at_once(), place.baseline, throughput_rps) or 0.0
+
+    def gain(self, point: FastServePoint, over: str, number: Number = mean_jct_s) -> float | None:
+        """How many times another policy's latency is fastserve's, mean over seeds: 2 is half the time."""
+        return self.ratio(point, over, FASTSERVE, number)
+
+    def gains(self, points: Iterable[FastServePoint], over: str, number: Number = mean_jct_s) -> Range | None:
+        """The least and the largest gain."""
+        return span(self.gain(point, over, number) for point in points)
+
+    def curve(
+        self, points: Mapping[float, FastServePoint], policy: str, number: Number = mean_jct_s
+    ) -> Curve:
+        """A policy's latency against a setting."""
+        return [(setting, self.mean(point, policy, number)) for setting, point in points.items()]
+
+    def knee(self, points: Mapping[float, FastServePoint], policy: str) -> Held | None:
+        """The load at which a policy's mean is `KNEE` times that at the lowest load."""
+        curve = self.curve(points, policy)
+        lowest = curve[0][1]
+        return None if lowest is None else held(curve, KNEE * lowest)
+
+    def jct_chart(
+        self,
+        name: str,
+        machine: PaperMachine,
+        points: Mapping[float, FastServePoint],
+        policies: Mapping[str, str],
+        x_label: str,
+        *,
+        doubling: bool,
+    ) -> Chart:
+        """Mean completion time against a setting; `policies` are curves by what they are called."""
+        curves = {called: self.curve(points, policy) for called, policy in policies.items()}
+        title = f"Mean JCT, {machine.title}"
+        return chart(name, title, curves, f"{x_label}, simulated", "seconds", doubling=doubling)
+
+
+def largest(found: Range | None) -> float | None:
+    """The most of a range, as scripts read it."""
+    return None if found is None else short(found[1])
+
+
+def sensitivity(values: Iterable[float | None]) -> float | None:
+    """The most over the least: 1 where nothing changes."""
+    found = span(values)
+    return found[1] / found[0] if found and found[0] else None
+
+
+def said(found: Range | None) -> str:
+    """A range in a cell or a sentence."""
+    return "not run" if found is None else f"{found[0]:.2f} to {found[1]:.2f}"
+
+
+def times(value: float | None) -> str:
+    """A number in a cell or a sentence."""
+    return "not run" if value is None else f"{value:.2f}"

@@ -1,0 +1,368 @@
+"""Which of FastServe's experiments are run: the axes, the variations that test a reason, and what `--quick` keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import NamedTuple
+
+from headway.lab.policy_choice import Parts
+from headway_reproduce.fastserve.setting import (
+    ABLATED,
+    ABLATED_JOBS,
+    ABLATED_LONGEST,
+    BATCH,
+    CLUSTER,
+    CONTEXT_TOKENS,
+    CV,
+    DEFER,
+    END_TO_END,
+    FASTER_TRANSFORMER,
+    FASTSERVE,
+    FCFS,
+    JOBS,
+    LOAD,
+    LONGEST,
+    LOW_LOAD,
+    MEMORIES,
+    ORACLE,
+    ORCA,
+    ORCA_LIMITS,
+    OTHER_ORDERS,
+    PEAK,
+    PEAK_CV,
+    PEAK_RATE_RPS,
+    PEAKS,
+    PER_TOKEN,
+    REACTIVE,
+    RELEASED,
+    SCALED,
+    SCALED_MACHINES,
+    SCHEDULERS,
+    SHAREGPT,
+    SHAREGPT_RATES_RPS,
+    SYSTEMS,
+    THETA,
+    THETAS,
+    TODAY,
+    Capacity,
+    CapacityPoint,
+    FastServePoint,
+    Lengths,
+    PaperMachine,
+    loaded,
+    with_order,
+    with_quantum,
+    zipf,
+)
+from headway_reproduce.study_runs import StudyRun
+
+RATE_AXIS, CV_AXIS, THETA_AXIS = "rate", "cv", "theta"
+AXES = (RATE_AXIS, CV_AXIS, THETA_AXIS)
+"""What is varied, one at a time. Over theta the rate stays, as in the paper, so that the load falls with theta."""
+EQUAL_LOAD_AXIS = "theta at equal load"
+"""Theta again, each at the same share of its own capacity: whether skew or load makes the difference."""
+LOW_CV_AXIS = "cv below the knee"
+"""CV again, at a load below the knee."""
+FURTHER_AXES = (LOW_CV_AXIS, EQUAL_LOAD_AXIS)
+
+LOADS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
+"""Arrival rates, in shares of what the baseline gets through of the same requests, all at once."""
+CVS = (1.0, 2.0, 4.0, 8.0)
+"""Coefficients of variation of the Gamma-distributed times between arrivals."""
+OVERLOAD = 1.25
+"""The load above capacity at which reasons are tested and settings varied."""
+HALF_LOAD = 0.5
+"""The low rate of the fixed points."""
+MEMORY_SHARES = (1.0, 0.75, 0.5, 0.35)
+"""Of the device's KV blocks: Fig. 11(d), the number of KV slots."""
+QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""First quanta, in times of a decode step."""
+RATIOS = (1.5, 2.0, 4.0, 8.0)
+"""Quantum ratios: of a level's quantum to that of the level above. Fig. 10(d)."""
+STARVE_S = (0.3, 1.0, 3.0, 10.0)
+"""Seconds after which a job that does not run is promoted: the later version's, the released code's, and others."""
+IDLE_JOBS = (0, 8, 16, 32, 64)
+"""The paper's K: slots kept free."""
+BURST_LEVELS = (0, 1, 2, 4)
+"""The paper's K': levels whose jobs foretell a burst."""
+
+SEEDS, ABLATION_SEEDS, CAPACITY_SEEDS = 3, 2, 3
+"""Of the end-to-end runs, of the others, and of measuring capacity."""
+
+_SECONDS = {ORCA: 0.9, TODAY: 1.0, FASTER_TRANSFORMER: 2.6, ORACLE: 1.3, DEFER: 1.0}
+"""Policy -> about how long simulating a run takes on one core; `_OTHER_SECONDS` for any other."""
+_OTHER_SECONDS = 3.5
+
+Pairs = list[tuple[FastServePoint, str]]
+"""Points, each with a policy that is asked there."""
+
+
+class FastServeVariation(NamedTuple):
+    """One thing changed in the end-to-end setting, for every policy: what a supposed reason comes to without it."""
+
+    name: str
+    of: Callable[[FastServePoint], FastServePoint]
+
+
+def _longer(point: FastServePoint) -> FastServePoint:
+    return replace(point, lengths=replace(point.lengths, count=3 * point.lengths.count))
+
+
+AS_IT_STANDS = FastServeVariation("as it stands", replace)
+ORCA_AS_SHORT = FastServeVariation(
+    "orca reserves the longest answer", lambda point: replace(point, orca=ORCA_LIMITS)
+)
+SLOTS_FOR_ALL = FastServeVariation(
+    "KV of all in slots of the context", lambda point: replace(point, block_tokens=CONTEXT_TOKENS)
+)
+LONGER_RUN = FastServeVariation("3 times as many jobs", _longer)
+NARROW_STATIC = FastServeVariation(
+    "fastertransformer in batches of 16", lambda point: replace(point, static_batch=BATCH)
+)
+ONE_BATCH = FastServeVariation("one batch for both stages", lambda point: replace(point, one_batch=True))
+ANY_BATCH = FastServeVariation("batches of any size", lambda point: replace(point, batch=None))
+VARIATIONS = (ORCA_AS_SHORT, SLOTS_FOR_ALL, LONGER_RUN, NARROW_STATIC, ONE_BATCH, ANY_BATCH)
+VARIED = (ORCA, FASTER_TRANSFORMER, FASTSERVE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastServeScope:
+    """What is varied, and which runs that makes, given what the baselines get through; as it stands, all of it.
+
+    Axes end to end and of the ablations apart. Capacity is measured with the same seeds in every scope, so that rates
+    are the same.
+    """
+
+    quick: bool = False
+    loads: Sequence[float] = LOADS
+    cvs: Sequence[float] = CVS
+    thetas: Sequence[float] = THETAS
+    ablated_loads: Sequence[float] = LOADS
+    ablated_cvs: Sequence[float] = CVS
+    memory_shares: Sequence[float] = MEMORY_SHARES
+    quanta: Sequence[float] = QUANTA
+    ratios: Sequence[float] = RATIOS
+    starve_s: Sequence[float] = STARVE_S
+    other_orders: Sequence[str] = OTHER_ORDERS
+    memories: Sequence[str] = MEMORIES
+    idle_jobs: Sequence[int] = IDLE_JOBS
+    burst_levels: Sequence[int] = BURST_LEVELS
+    variations: Sequence[FastServeVariation] = VARIATIONS
+    machines: Sequence[PaperMachine] = SCALED_MACHINES
+    sharegpt_rates_rps: Sequence[float] = SHAREGPT_RATES_RPS
+
+    def seeds(self, point: FastServePoint) -> range:
+        """Each is another draw of arrivals and lengths, and of the clock's noise."""
+        if not point.rate_rps:
+            return range(CAPACITY_SEEDS)
+        if self.quick:
+            return range(1)
+        return range(SEEDS if point.machine == CLUSTER else ABLATION_SEEDS)
+
+    # ---- where policies are compared ---------------------------------------------------------------
+
+    def end_to_end(self, axis: str, capacity: Capacity) -> dict[float, FastServePoint]:
+        """Setting -> point of Fig. 9, the other axes as they stand."""
+        return _along(END_TO_END, axis, self.loads, self.cvs, self.thetas, capacity)
+
+    def ablated(self, axis: str, capacity: Capacity) -> dict[float, FastServePoint]:
+        """Setting -> point of Fig. 10 and 11(a) to (c)."""
+        return _along(ABLATED, axis, self.ablated_loads, self.ablated_cvs, self.thetas, capacity)
+
+    def stressed(self, capacity: Capacity) -> FastServePoint:
+        """The point of the ablations above capacity, at which their settings are varied."""
+        return loaded(ABLATED, OVERLOAD, capacity)
+
+    def with_memory(self, capacity: Capacity) -> dict[float, FastServePoint]:
+        """Share of the KV blocks -> point of Fig. 11(d)."""
+        point = loaded(ABLATED, LOAD, capacity)
+        return {share: replace(point, memory=share) for share in self.memory_shares}
+
+    def varied(self, capacity: Capacity) -> dict[float, FastServePoint]:
+        """Load -> point, of the end-to-end settings that variations start from."""
+        return {load: loaded(END_TO_END, load, capacity) for load in (LOAD, OVERLOAD) if load in self.loads}
+
+    def killed_alone(self, capacity: Capacity) -> FastServePoint:
+        """The ablations' point where a step has one job; the rate falls with the width of the batch."""
+        point = self.stressed(capacity)
+        return replace(point, batch=1, rate_rps=point.rate_rps / BATCH)
+
+    def slot_points(self, capacity: Capacity) -> dict[tuple[str, int], FastServePoint]:
+        """(setting of the eviction, value) -> point: one of them varied, the other as it stands."""
+        values = {"idle_jobs": self.idle_jobs, "burst_levels": self.burst_levels}
+        return {
+            (name, value): replace(self.stressed(capacity), parts=Parts(eviction=f"proactive:{name}={value}"))
+            for name, found in values.items()
+            for value in found
+        }
+
+    def quantum_points(self, policy: str, capacity: Capacity) -> dict[tuple[str, float], FastServePoint]:
+        """(setting of the queues, value) -> point: the first quantum in decode steps, and the quantum ratio."""
+        point = self.stressed(capacity)
+        return {
+            **{("quantum", each): with_quantum(point, policy, each) for each in self.quanta},
+            **{("ratio", each): with_order(point, policy, f"ratio={each:g}") for each in self.ratios},
+        }
+
+    def starved(self, capacity: Capacity) -> dict[float, FastServePoint]:
+        """Seconds after which a job is promoted -> point."""
+        point = self.stressed(capacity)
+        return {each: with_order(point, FASTSERVE, f"starve_s={each:g}") for each in self.starve_s}
+
+    def peaks(self, capacity: Capacity) -> dict[str, FastServePoint]:
+        """What it is called -> point at which KV is counted, every step of it planned."""
+        found = {f"{PEAK_RATE_RPS:g} req/s, CV {PEAK_CV:g}": PEAK.at(PEAK_RATE_RPS, PEAK_CV)}
+        if not self.quick:
+            found[f"{OVERLOAD:g} of capacity, CV {PEAK_CV:g}"] = loaded(PEAK, OVERLOAD, capacity, cv=PEAK_CV)
+        return {name: replace(point, every_step=True) for name, point in found.items()}
+
+    def scaled(self, capacity: Capacity) -> dict[PaperMachine, FastServePoint]:
+        """Machine -> point, all of one model at one rate: a share of what its smallest machine gets through."""
+        smallest: dict[str, PaperMachine] = {}
+        for machine in self.machines:
+            smallest.setdefault(machine.model, machine)
+        return {
+            machine: CapacityPoint(machine, zipf(THETA), ORCA).at(
+                LOAD * capacity(CapacityPoint(smallest[machine.model], zipf(THETA), ORCA))
+            )
+            for machine in self.machines
+        }
+
+    def per_token(self) -> dict[float, FastServePoint]:
+        """Requests a second -> point of the ShareGPT curve."""
+        rates = self.sharegpt_rates_rps
+        return {rate: FastServePoint(machine=RELEASED, lengths=SHAREGPT, rate_rps=rate) for rate in rates}
+
+    def candidates(self) -> list[CapacityPoint]:
+        """Lengths that the end-to-end workload was chosen of; none with `--quick`."""
+        found = product(LONGEST, THETAS)
+        return (
+            [] if self.quick else [CapacityPoint(CLUSTER, zipf(theta, most), ORCA) for most, theta in found]
+        )
+
+    def ablated_candidates(self) -> list[CapacityPoint]:
+        """The same of the ablations."""
+        found = [] if self.quick else ABLATED_LONGEST
+        return [ABLATED._replace(lengths=zipf(THETA, longest, ABLATED_JOBS)) for longest in found]
+
+    # ---- runs --------------------------------------------------------------------------------------
+
+    def capacity_runs(self) -> list[StudyRun]:
+        """The runs that the rates of all others depend on."""
+        return self._runs(self._places())
+
+    def loaded_runs(self, capacity: Capacity) -> list[StudyRun]:
+        """All other runs, the longest first."""
+        return self._runs(sorted(self._compared(capacity), key=_seconds, reverse=True))
+
+    def num_runs(self) -> int:
+        """All runs together."""
+        return len(self.capacity_runs()) + len(self.loaded_runs(lambda place: 1.0))
+
+    def seconds_a_run(self) -> float:
+        """About how long a run takes on one core, in the mean."""
+        pairs = self._places() + self._compared(lambda place: 1.0)
+        return sum(map(_seconds, pairs)) / len(pairs)
+
+    def _places(self) -> Pairs:
+        """Where capacity is measured, and of which policy."""
+        lengths: list[Lengths] = [zipf(theta) for theta in self.thetas]
+        thetas = [] if self.quick else [CapacityPoint(CLUSTER, each, ORCA) for each in lengths]
+        machines = [CapacityPoint(machine, zipf(THETA), ORCA) for machine in self.machines]
+        chosen = [*self.candidates(), *self.ablated_candidates()]
+        places = [END_TO_END, ABLATED, *thetas, *machines, *chosen, *([] if self.quick else [PEAK])]
+        return [(place.at_once(), place.baseline) for place in dict.fromkeys(places)]
+
+    def _compared(self, capacity: Capacity) -> Pairs:
+        """Every point with every policy that is asked there."""
+        return list(dict.fromkeys([*self._end_to_end_pairs(capacity), *self._ablated_pairs(capacity)]))
+
+    def _end_to_end_pairs(self, capacity: Capacity) -> Pairs:
+        axes = AXES if self.quick else (*AXES, *FURTHER_AXES)
+        ends = [point for axis in axes for point in self.end_to_end(axis, capacity).values()]
+        varied = [what.of(point) for point in self.varied(capacity).values() for what in self.variations]
+        low, high = (
+            [loaded(place, load, capacity) for place in self.candidates()] for load in (HALF_LOAD, OVERLOAD)
+        )
+        return [
+            *product(ends, SYSTEMS),
+            *product(varied, VARIED),
+            *product(low, (ORCA, FASTER_TRANSFORMER)),
+            *product(high, (ORCA, FASTSERVE)),
+            *product(self.scaled(capacity).values(), SCALED),
+            *product(self.per_token().values(), PER_TOKEN),
+        ]
+
+    def _ablated_pairs(self, capacity: Capacity) -> Pairs:
+        ablated = [point for axis in AXES for point in self.ablated(axis, capacity).values()]
+        stressed = self.stressed(capacity)
+        return [
+            *product([*ablated, stressed], dict.fromkeys([*SCHEDULERS, FCFS, *self.memories])),
+            *(
+                (point, policy)
+                for policy in SCHEDULERS
+                for point in self.quantum_points(policy, capacity).values()
+            ),
+            *product([self.killed_alone(capacity)], SCHEDULERS),
+            *product(self.starved(capacity).values(), [FASTSERVE]),
+            *product([stressed], self.other_orders),
+            *product(self.with_memory(capacity).values(), self.memories),
+            *product(self.slot_points(capacity).values(), [FASTSERVE]),
+            *product(self.peaks(capacity).values(), PEAKS),
+        ]
+
+    def _runs(self, compared: Iterable[tuple[FastServePoint, str]]) -> list[StudyRun]:
+        found = (point.run(policy, seed) for point, policy in compared for seed in self.seeds(point))
+        return list(dict.fromkeys(found))
+
+
+def _along(
+    place: CapacityPoint,
+    axis: str,
+    loads: Sequence[float],
+    cvs: Sequence[float],
+    thetas: Sequence[float],
+    capacity: Capacity,
+) -> dict[float, FastServePoint]:
+    """Setting -> point of one axis, the other two as they stand."""
+    if axis == RATE_AXIS:
+        return {load: loaded(place, load, capacity) for load in loads}
+    if axis == CV_AXIS:
+        return {cv: loaded(place, LOAD, capacity, cv=cv) for cv in cvs}
+    if axis == LOW_CV_AXIS:
+        return {cv: loaded(place, LOW_LOAD, capacity, cv=cv) for cv in cvs}
+    if axis == EQUAL_LOAD_AXIS:
+        return {theta: loaded(place.with_theta(theta), LOAD, capacity) for theta in thetas}
+    rate_rps = LOAD * capacity(place)
+    return {theta: place.with_theta(theta).at(rate_rps) for theta in thetas}
+
+
+ALL = FastServeScope()
+QUICK = FastServeScope(
+    quick=True,
+    loads=(0.25, HALF_LOAD, LOW_LOAD, LOAD, OVERLOAD, 1.5),
+    cvs=(CV, CVS[-1]),
+    thetas=THETAS[::2],
+    ablated_loads=(HALF_LOAD, LOW_LOAD, LOAD, OVERLOAD),
+    ablated_cvs=(CV, CVS[-1]),
+    memory_shares=(1.0, 0.5),
+    quanta=QUANTA[::2],
+    ratios=(2.0, 8.0),
+    starve_s=(),
+    other_orders=(FCFS,),
+    memories=(FASTSERVE, DEFER, REACTIVE),
+    idle_jobs=(IDLE_JOBS[0], IDLE_JOBS[-1]),
+    burst_levels=(BURST_LEVELS[0], BURST_LEVELS[-1]),
+    variations=(ORCA_AS_SHORT, SLOTS_FOR_ALL, LONGER_RUN, NARROW_STATIC),
+    machines=SCALED_MACHINES[-2:],
+    sharegpt_rates_rps=(),
+)
+"""One seed, and the ends and the middle of every axis; no candidates of lengths, no curve per token."""
+
+
+def _seconds(pair: tuple[FastServePoint, str]) -> float:
+    """About how long simulating it takes on one core."""
+    point, policy = pair
+    return _SECONDS.get(policy, _OTHER_SECONDS) * point.lengths.count / JOBS
