@@ -95,6 +95,13 @@ def judged_trend(values: Iterable[float | None], *, rising: bool) -> Verdict:
     return "reproduced" if all(EQUAL * later >= value for value, later in pairwise(found)) else "partly"
 
 
+def judged_near(ours: float | None, paper: float) -> Verdict:
+    """A value that should be the paper's own: near it, or not."""
+    if ours is None:
+        return "not run"
+    return "reproduced" if paper / NEAR <= ours <= paper * NEAR else "not"
+
+
 def judged_equal(ratio: float | None) -> Verdict:
     """A ratio that should be 1."""
     if ratio is None:

@@ -9,6 +9,7 @@ from headway_reproduce.claims import (
     claims_part,
     judged_equal,
     judged_gain,
+    judged_near,
     judged_range,
     judged_trend,
     verdict_counts,
@@ -54,6 +55,15 @@ def test_a_trend_holds_at_every_step_or_on_the_whole() -> None:
     assert judged_trend([1.0, 1.04], rising=True) == "not"
     assert judged_trend([1.0, 2.0, 1.95, 3.0], rising=True) == "reproduced"
     assert judged_trend([3.0], rising=False) == "not run"
+
+
+def test_a_value_is_near_within_the_factor_either_way() -> None:
+    assert [judged_near(ours, 3.0) for ours in (2.0, 4.5, 1.9, None)] == [
+        "reproduced",
+        "reproduced",
+        "not",
+        "not run",
+    ]
 
 
 def test_equal_is_within_a_twentieth_either_way() -> None:

@@ -6,9 +6,17 @@ from collections.abc import Iterable
 
 from headway.lab.policy_choice import label
 from headway.results.study import Chart, StudyPart, StudyTable, Value
-from headway_reproduce.claims import EQUAL, Claim, Verdict, judged_equal, judged_gain, judged_trend
+from headway_reproduce.claims import (
+    EQUAL,
+    Claim,
+    Verdict,
+    judged_equal,
+    judged_gain,
+    judged_near,
+    judged_trend,
+)
 from headway_reproduce.fastserve.findings import (
-    AXIS_HEADINGS,
+    ABLATED_HEADINGS,
     LATENCIES,
     FastServeFindings,
     mean_jct_s,
@@ -74,7 +82,7 @@ class Scheduler(FastServeFindings):
             f"fig10-{axis}",
             f"Mean job completion time in seconds, and over fastserve's ({SINGLE.title})",
             [
-                *(AXIS_HEADINGS[axis], "req/s"),
+                *(ABLATED_HEADINGS[axis], "req/s"),
                 *map(label, _SHOWN),
                 *(f"{policy} over fastserve" for policy in _SHOWN[1:]),
             ],
@@ -84,7 +92,12 @@ class Scheduler(FastServeFindings):
     def _axis_chart(self, axis: str) -> Chart:
         curves = {label(policy): policy for policy in _SHOWN}
         return self.jct_chart(
-            f"fig10-{axis}", SINGLE, self.points(axis), curves, AXIS_HEADINGS[axis], doubling=axis == CV_AXIS
+            f"fig10-{axis}",
+            SINGLE,
+            self.points(axis),
+            curves,
+            ABLATED_HEADINGS[axis],
+            doubling=axis == CV_AXIS,
         )
 
     # ---- quanta ------------------------------------------------------------------------------------
@@ -158,7 +171,13 @@ class Scheduler(FastServeFindings):
 
     def claims(self) -> list[Claim]:
         """What sections 4.1 and 6.3 say of the queues."""
-        return [*self._rate_claims(), *self._theta_claims(), *self._quantum_claims(), *self._order_claims()]
+        return [
+            *_iteration_claims(),
+            *self._rate_claims(),
+            *self._theta_claims(),
+            *self._quantum_claims(),
+            *self._order_claims(),
+        ]
 
     def _over(self, policy: str, axis: str) -> list[float | None]:
         """A policy's mean over fastserve's along an axis."""
@@ -285,6 +304,28 @@ class Scheduler(FastServeFindings):
             }
             for setting in _SETTINGS
         }
+
+
+def _iteration_claims() -> Iterable[Claim]:
+    """What section 4.1 builds on: the first iteration grows with the prompt, the others hardly do."""
+    short_prompt, long_prompt = 512, 1024
+    firsts = [SINGLE.iteration_s(tokens) for tokens in (short_prompt, long_prompt)]
+    later = [SINGLE.iteration_s(1, tokens) for tokens in (short_prompt, long_prompt)]
+    growth = firsts[1] / firsts[0], later[1] / later[0]
+    yield Claim(
+        where="section 4.1",
+        says="the first iteration grows about linearly with the prompt",
+        paper="2 for twice as long",
+        ours=f"{growth[0]:.2f} from {short_prompt} to {long_prompt:,} tokens",
+        verdict=judged_near(growth[0], long_prompt / short_prompt),
+    )
+    yield Claim(
+        where="section 4.1",
+        says="later iterations hardly grow with it",
+        paper="1",
+        ours=f"{growth[1]:.2f}",
+        verdict=judged_near(growth[1], 1),
+    )
 
 
 def _judged_knees(mine: float | None, theirs: float | None) -> Verdict:

@@ -40,6 +40,7 @@ AXIS_HEADINGS = {
     LOW_CV_AXIS: "CV of arrivals, below the knee",
     EQUAL_LOAD_AXIS: "Zipf theta, at one load",
 }
+ABLATED_HEADINGS = {**AXIS_HEADINGS, THETA_AXIS: AXIS_HEADINGS[EQUAL_LOAD_AXIS]}
 KNEE = 2.0
 """A curve has its knee where latency is so many times that at the lowest load. Ours: the paper marks none."""
 

@@ -32,11 +32,11 @@ class FixedPoints(FastServeFindings):
 
     def part(self) -> StudyPart | None:
         """The candidates, the chosen ones marked; None where they are not run."""
-        candidates = self.scope.candidates()
+        candidates = self.scope.candidates(END_TO_END)
         if not candidates:
             return None
         nearest = min(candidates, key=self.distance)
-        nearest_ablated = min(self.scope.ablated_candidates(), key=self.ablated_distance)
+        nearest_ablated = min(self.scope.candidates(ABLATED), key=self.ablated_distance)
         return StudyPart(
             title="Lengths, by the paper's own fixed points",
             text=[
@@ -94,7 +94,7 @@ class FixedPoints(FastServeFindings):
     def _ablated_table(self) -> StudyTable:
         rows: list[list[Value]] = [
             [place.lengths.output, "chosen" if place == ABLATED else "", self.capacity_rps(place)]
-            for place in self.scope.ablated_candidates()
+            for place in self.scope.candidates(ABLATED)
         ]
         return self.table(
             "fixed-points-ablations",

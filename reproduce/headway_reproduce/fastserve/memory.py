@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from headway.results.study import Chart, StudyPart, StudyTable, Value
 from headway_reproduce.claims import Claim, judged_equal, judged_gain, judged_trend
 from headway_reproduce.fastserve.findings import (
-    AXIS_HEADINGS,
+    ABLATED_HEADINGS,
     LATENCIES,
     FastServeFindings,
     largest,
@@ -39,7 +39,7 @@ PAPER_PEAK_KV = 7.0
 """Peak KV over that of first come, first served."""
 SLOTS_AXIS = "slots"
 """Fig. 11(d): how much KV the device holds."""
-_HEADINGS = {**AXIS_HEADINGS, SLOTS_AXIS: "share of the KV blocks"}
+_HEADINGS = {**ABLATED_HEADINGS, SLOTS_AXIS: "share of the KV blocks"}
 _SLOT_NAMES = {"idle_jobs": "K, slots kept free", "burst_levels": "K', levels that foretell a burst"}
 
 
@@ -165,7 +165,11 @@ class MemoryFindings(FastServeFindings):
         """The gain with all of the memory, and with the least."""
         shares = self.points(SLOTS_AXIS)
         shown = "; ".join(f"{share:g}: {times(self.gain(point, over))}" for share, point in shares.items())
-        return f"by share of the KV blocks at load {LOAD:g}: {shown}"
+        slots = self.scope.in_slots(self.capacity_rps)
+        return (
+            f"at load {LOAD:g} by share of the KV blocks {shown}; in slots of {slots.block_tokens:,} tokens: "
+            f"{times(self.gain(slots, over))}"
+        )
 
     def _trend_claims(self) -> Iterable[Claim]:
         asked = (

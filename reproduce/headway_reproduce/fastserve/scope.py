@@ -10,8 +10,6 @@ from typing import NamedTuple
 from headway.lab.policy_choice import Parts
 from headway_reproduce.fastserve.setting import (
     ABLATED,
-    ABLATED_JOBS,
-    ABLATED_LONGEST,
     BATCH,
     CLUSTER,
     CONTEXT_TOKENS,
@@ -49,7 +47,6 @@ from headway_reproduce.fastserve.setting import (
     Capacity,
     CapacityPoint,
     FastServePoint,
-    Lengths,
     PaperMachine,
     loaded,
     with_order,
@@ -168,12 +165,21 @@ class FastServeScope:
         return _along(END_TO_END, axis, self.loads, self.cvs, self.thetas, capacity)
 
     def ablated(self, axis: str, capacity: Capacity) -> dict[float, FastServePoint]:
-        """Setting -> point of Fig. 10 and 11(a) to (c)."""
-        return _along(ABLATED, axis, self.ablated_loads, self.ablated_cvs, self.thetas, capacity)
+        """Setting -> point of Fig. 10 and 11(a) to (c).
+
+        Over theta the load stays: at one rate the least skewed lengths would be many times what the engine holds.
+        """
+        held = EQUAL_LOAD_AXIS if axis == THETA_AXIS else axis
+        return _along(ABLATED, held, self.ablated_loads, self.ablated_cvs, self.thetas, capacity)
 
     def stressed(self, capacity: Capacity) -> FastServePoint:
         """The point of the ablations above capacity, at which their settings are varied."""
         return loaded(ABLATED, OVERLOAD, capacity)
+
+    def in_slots(self, capacity: Capacity) -> FastServePoint:
+        """The point of the ablations with KV in slots of the longest job, as the paper's engine has it."""
+        point = loaded(ABLATED, LOAD, capacity)
+        return replace(point, block_tokens=point.lengths.slot_tokens)
 
     def with_memory(self, capacity: Capacity) -> dict[float, FastServePoint]:
         """Share of the KV blocks -> point of Fig. 11(d)."""
@@ -235,17 +241,11 @@ class FastServeScope:
         rates = self.sharegpt_rates_rps
         return {rate: FastServePoint(machine=RELEASED, lengths=SHAREGPT, rate_rps=rate) for rate in rates}
 
-    def candidates(self) -> list[CapacityPoint]:
-        """Lengths that the end-to-end workload was chosen of; none with `--quick`."""
-        found = product(LONGEST, THETAS)
-        return (
-            [] if self.quick else [CapacityPoint(CLUSTER, zipf(theta, most), ORCA) for most, theta in found]
-        )
-
-    def ablated_candidates(self) -> list[CapacityPoint]:
-        """The same of the ablations."""
-        found = [] if self.quick else ABLATED_LONGEST
-        return [ABLATED._replace(lengths=zipf(THETA, longest, ABLATED_JOBS)) for longest in found]
+    def candidates(self, place: CapacityPoint) -> list[CapacityPoint]:
+        """A place with each of the lengths that its own were chosen of; none with `--quick`."""
+        found = [] if self.quick else product(LONGEST, THETAS)
+        count = place.lengths.count
+        return [place._replace(lengths=zipf(theta, longest, count)) for longest, theta in found]
 
     # ---- runs --------------------------------------------------------------------------------------
 
@@ -268,11 +268,11 @@ class FastServeScope:
 
     def _places(self) -> Pairs:
         """Where capacity is measured, and of which policy."""
-        lengths: list[Lengths] = [zipf(theta) for theta in self.thetas]
-        thetas = [] if self.quick else [CapacityPoint(CLUSTER, each, ORCA) for each in lengths]
+        ablated = [ABLATED.with_theta(theta) for theta in self.thetas]
+        ends = [] if self.quick else [END_TO_END.with_theta(theta) for theta in self.thetas]
         machines = [CapacityPoint(machine, zipf(THETA), ORCA) for machine in self.machines]
-        chosen = [*self.candidates(), *self.ablated_candidates()]
-        places = [END_TO_END, ABLATED, *thetas, *machines, *chosen, *([] if self.quick else [PEAK])]
+        chosen = [*self.candidates(END_TO_END), *self.candidates(ABLATED)]
+        places = [END_TO_END, ABLATED, *ends, *ablated, *machines, *chosen, *([] if self.quick else [PEAK])]
         return [(place.at_once(), place.baseline) for place in dict.fromkeys(places)]
 
     def _compared(self, capacity: Capacity) -> Pairs:
@@ -284,7 +284,8 @@ class FastServeScope:
         ends = [point for axis in axes for point in self.end_to_end(axis, capacity).values()]
         varied = [what.of(point) for point in self.varied(capacity).values() for what in self.variations]
         low, high = (
-            [loaded(place, load, capacity) for place in self.candidates()] for load in (HALF_LOAD, OVERLOAD)
+            [loaded(place, load, capacity) for place in self.candidates(END_TO_END)]
+            for load in (HALF_LOAD, OVERLOAD)
         )
         return [
             *product(ends, SYSTEMS),
@@ -308,7 +309,7 @@ class FastServeScope:
             *product([self.killed_alone(capacity)], SCHEDULERS),
             *product(self.starved(capacity).values(), [FASTSERVE]),
             *product([stressed], self.other_orders),
-            *product(self.with_memory(capacity).values(), self.memories),
+            *product([*self.with_memory(capacity).values(), self.in_slots(capacity)], self.memories),
             *product(self.slot_points(capacity).values(), [FASTSERVE]),
             *product(self.peaks(capacity).values(), PEAKS),
         ]

@@ -58,8 +58,12 @@ class PaperMachine:
 
     def decode_step_s(self) -> float:
         """Seconds of a step in which one job of no context gets a token."""
+        return self.iteration_s(1)
+
+    def iteration_s(self, tokens: int, context_tokens: int = 0) -> float:
+        """Seconds of a step in which one job computes so many tokens after so many others."""
         shape = BatchShape()
-        shape.add(1, 0)
+        shape.add(tokens, context_tokens)
         return _costs(self.model, self.tp, self.stages).step.step_s(shape)
 
     def limits(self, block_tokens: int = BLOCK_TOKENS) -> EngineLimits:
@@ -133,12 +137,12 @@ JOBS, ABLATED_JOBS = 500, 1000
 """Of a run end to end and of one of the ablations; each is run to the last finish. Ours."""
 THETAS = (0.7, 0.9, 1.1, 1.3, 1.5)
 LONGEST = (512, 1024)
-"""Lengths that the end-to-end workload is chosen of, with `THETAS`: 1,024 and 1,024 tokens fill the context."""
+"""Lengths that the workloads are chosen of, with `THETAS`: 1,024 and 1,024 tokens fill the context."""
 THETA, LONGEST_TOKENS = 0.7, 1024
 """Ours, since the paper gives neither: chosen by its own fixed points (`fixed_points.py`), not by any gain."""
-ABLATED_LONGEST = (64, 128, 256, 512)
-ABLATED_TOKENS = 128
-"""The same for the ablations on one GPU, by the rate at which the paper's engine is full there."""
+ABLATED_THETA = 1.5
+"""The same for the ablations on one GPU, with the same longest: by the rate at which the paper's engine is full there.
+Prompts must be long there too, since in the paper many outlast the quanta of the first levels."""
 
 
 def zipf(
@@ -294,15 +298,18 @@ class CapacityPoint(NamedTuple):
 
     def with_theta(self, theta: float) -> CapacityPoint:
         """The same with lengths of another skew, up to the same longest."""
-        return self._replace(lengths=zipf(theta, self.lengths.limit, self.lengths.count))
+        longest, count, of_input = self.lengths.limit, self.lengths.count, self.lengths.longest_input
+        return self._replace(lengths=zipf(theta, longest, count, longest_input=of_input))
 
 
 END_TO_END = CapacityPoint(CLUSTER, zipf(THETA), ORCA)
-ABLATED = CapacityPoint(SINGLE, zipf(THETA, ABLATED_TOKENS, ABLATED_JOBS), FCFS, in_slots=True)
-"""KV in slots of the longest job, as the paper speaks of it: its engine, FasterTransformer's, has no paging."""
+
+
+ABLATED = CapacityPoint(SINGLE, zipf(ABLATED_THETA, count=ABLATED_JOBS), FCFS)
 PEAK = CapacityPoint(
     SMALL, zipf(THETA, PEAK_OUTPUT, ABLATED_JOBS, longest_input=PEAK_INPUT), FCFS, in_slots=True
 )
+"""KV in slots of the longest job, so that jobs are counted, as the paper does: its engine has no paging."""
 
 Capacity = Callable[[CapacityPoint], float]
 """Requests a second that a place's baseline gets through, all at once."""

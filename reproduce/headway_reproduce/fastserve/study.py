@@ -19,7 +19,8 @@ from headway_reproduce.fastserve.memory import MemoryFindings
 from headway_reproduce.fastserve.scope import ALL, AXES, CAPACITY_SEEDS, FURTHER_AXES, QUICK, SEEDS
 from headway_reproduce.fastserve.setting import (
     ABLATED,
-    ABLATED_TOKENS,
+    ABLATED_JOBS,
+    ABLATED_THETA,
     BATCH,
     BLOCK_TOKENS,
     CLUSTER,
@@ -159,8 +160,9 @@ def _facts(findings: FastServeFindings) -> list[tuple[str, str]]:
         *((machine.title, _sizes(machine)) for machine in (CLUSTER, SINGLE)),
         (
             "workload",
-            f"{JOBS:,} jobs a run, to the last finish; prompts and answers by Zipf's law with theta {THETA:g}, up to "
-            f"{LONGEST_TOKENS} tokens each, {ABLATED_TOKENS} for the ablations: chosen by the paper's own fixed points",
+            f"{JOBS:,} jobs a run, to the last finish, {ABLATED_JOBS:,} in the ablations; prompts and answers by "
+            f"Zipf's law up to {LONGEST_TOKENS:,} tokens each, theta {THETA:g}, {ABLATED_THETA:g} in the ablations: chosen by "
+            "the paper's own fixed points",
         ),
         (
             "load",

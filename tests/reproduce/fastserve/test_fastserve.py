@@ -23,7 +23,6 @@ from headway_reproduce.fastserve.scope import (
 )
 from headway_reproduce.fastserve.setting import (
     ABLATED,
-    ABLATED_TOKENS,
     CLUSTER,
     END_TO_END,
     FASTER_TRANSFORMER,
@@ -150,7 +149,7 @@ def test_over_theta_the_rate_stays_and_over_theta_at_equal_load_the_load() -> No
 def test_the_ablations_have_their_own_lengths_and_machine() -> None:
     for axis in AXES:
         for each in ALL.ablated(axis, ten).values():
-            assert (each.machine, each.lengths.limit) == (SINGLE, ABLATED_TOKENS)
+            assert (each.machine, each.lengths.limit) == (SINGLE, LONGEST_TOKENS)
 
 
 def test_fewer_slots_are_less_of_the_devices_memory() -> None:
