@@ -161,8 +161,8 @@ def _facts(findings: FastServeFindings) -> list[tuple[str, str]]:
         (
             "workload",
             f"{JOBS:,} jobs a run, to the last finish, {ABLATED_JOBS:,} in the ablations; prompts and answers by "
-            f"Zipf's law up to {LONGEST_TOKENS:,} tokens each, theta {THETA:g}, {ABLATED_THETA:g} in the ablations: chosen by "
-            "the paper's own fixed points",
+            f"Zipf's law up to {LONGEST_TOKENS:,} tokens each, theta {THETA:g}, {ABLATED_THETA:g} in the "
+            "ablations: chosen by the paper's own fixed points",
         ),
         (
             "load",
