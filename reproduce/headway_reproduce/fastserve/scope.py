@@ -10,6 +10,7 @@ from typing import NamedTuple
 from headway.lab.policy_choice import Parts
 from headway_reproduce.fastserve.setting import (
     ABLATED,
+    ABLATED_JOBS,
     BATCH,
     CLUSTER,
     CONTEXT_TOKENS,
@@ -40,6 +41,8 @@ from headway_reproduce.fastserve.setting import (
     SCHEDULERS,
     SHAREGPT,
     SHAREGPT_RATES_RPS,
+    SINGLE,
+    SMALL,
     SYSTEMS,
     THETA,
     THETAS,
@@ -88,9 +91,9 @@ BURST_LEVELS = (0, 1, 2, 4)
 SEEDS, ABLATION_SEEDS, CAPACITY_SEEDS = 3, 2, 3
 """Of the end-to-end runs, of the others, and of measuring capacity."""
 
-_SECONDS = {ORCA: 0.9, TODAY: 1.0, FASTER_TRANSFORMER: 2.6, ORACLE: 1.3, DEFER: 1.0}
-"""Policy -> about how long simulating a run takes on one core; `_OTHER_SECONDS` for any other."""
-_OTHER_SECONDS = 3.5
+_SECONDS = {ORCA: 1.5, TODAY: 1.2, ORACLE: 2.0}
+"""Policy -> about how long simulating a run end to end takes on one core; `_OTHER_SECONDS` for any other."""
+_OTHER_SECONDS, _ABLATED_SECONDS = 2.5, 0.7
 
 Pairs = list[tuple[FastServePoint, str]]
 """Points, each with a policy that is asked there."""
@@ -366,4 +369,6 @@ QUICK = FastServeScope(
 def _seconds(pair: tuple[FastServePoint, str]) -> float:
     """About how long simulating it takes on one core."""
     point, policy = pair
+    if point.machine in (SINGLE, SMALL):
+        return _ABLATED_SECONDS * point.lengths.count / ABLATED_JOBS
     return _SECONDS.get(policy, _OTHER_SECONDS) * point.lengths.count / JOBS
