@@ -31,13 +31,13 @@ ABLATED_RPS = 25.0
 """Above what one GPU gets through."""
 
 
-def small(point: FastServePoint) -> FastServePoint:
-    return replace(point, lengths=replace(point.lengths, count=JOBS))
+def small(point: FastServePoint, jobs: int = JOBS) -> FastServePoint:
+    return replace(point, lengths=replace(point.lengths, count=jobs))
 
 
 @cache
-def mean_s(point: FastServePoint, policy: str) -> float:
-    mean = simulate_run(small(point).run(policy, 0)).summary.mean_jct_s
+def mean_s(point: FastServePoint, policy: str, jobs: int = JOBS) -> float:
+    mean = simulate_run(small(point, jobs).run(policy, 0)).summary.mean_jct_s
     assert mean is not None
     return mean
 
@@ -71,10 +71,15 @@ def test_killed_iterations_cost_more_than_none() -> None:
     assert mean_s(point, NO_PREEMPT) < mean_s(point, FCFS)
 
 
-def test_with_little_memory_deferring_and_reacting_cost_time() -> None:
-    point = replace(ABLATED.at(ABLATED_RPS), memory=0.35)
+def test_newcomers_that_wait_for_a_whole_place_wait_long() -> None:
+    point = ABLATED.at(ABLATED_RPS)
     assert mean_s(point, FASTSERVE) < mean_s(point, DEFER)
-    assert mean_s(point, FASTSERVE) < mean_s(point, REACTIVE)
+
+
+def test_where_memory_is_short_swapping_ahead_of_need_is_sooner() -> None:
+    # Long answers, so that jobs that wait hold much KV.
+    point = ABLATED.with_theta(0.7).at(3.0)
+    assert mean_s(point, FASTSERVE, jobs=100) < mean_s(point, REACTIVE, jobs=100)
 
 
 def test_a_longer_run_above_capacity_lengthens_the_mean() -> None:
