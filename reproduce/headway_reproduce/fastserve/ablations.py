@@ -233,11 +233,7 @@ class Scheduler(FastServeFindings):
             says="without skip-join MLFQ becomes round robin, at times worse than first come, first served",
             paper="above 1",
             ours=said(worse),
-            verdict="not run"
-            if worse is None
-            else "reproduced"
-            if judged_gain(worse[1], 1) != "not"
-            else "not",
+            verdict=_judged_above_one(None if worse is None else worse[1]),
         )
 
     def _quantum_claims(self) -> Iterable[Claim]:
@@ -336,7 +332,7 @@ def _judged_knees(mine: float | None, theirs: float | None) -> Verdict:
 
 
 def _judged_above_one(ratio: float | None) -> Verdict:
-    return "not run" if ratio is None else "reproduced" if ratio > 1 else "not"
+    return "not run" if ratio is None else "reproduced" if ratio > EQUAL else "not"
 
 
 def _both(one: Verdict, other: Verdict) -> Verdict:
