@@ -11,8 +11,8 @@ from headway.cli.replay import remarks
 from headway.cli.replay import replay as replay_command
 from headway.core.record import Outcome, Record
 from headway.loadgen import ReplayReport
-from headway.loadgen.replay import BatchCounts
 from headway.loadgen.replay_options import DEFAULT_TIMEOUT_S, ReplayOptions
+from headway.routing.batch_service import BatchCounts
 from tests.cli.conftest import Refused, words
 
 GENERATED = "gen:fixed:interval=0.01/input=constant:tokens=8/output=constant:tokens=4/count=3"
@@ -117,9 +117,6 @@ def test_remarks_tell_the_clients_lateness_and_what_went_wrong() -> None:
 
 
 def test_remarks_tell_what_became_of_batches() -> None:
-    assert remarks(ReplayReport("m", batches=BatchCounts(batches=5, out_of_memory=2))) == [
-        "5 batches were sent, 2 of them ran out of memory"
-    ]
-    assert remarks(ReplayReport("m", batches=BatchCounts(batches=5, lost_instances=1))) == [
-        "5 batches were sent, 0 of them ran out of memory, 1 instances were lost"
+    assert remarks(ReplayReport("m", batches=BatchCounts(sent=5, members=9, split=2))) == [
+        "5 batches were sent with 9 requests; of 2 some came back"
     ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from headway_reproduce.ascendra.run import policies_of
 from headway_reproduce.ascendra.setting import ASCENDRA
 
+from headway.cli.batch_flags import BatchFlags
 from headway.cli.serve_layout import GatewayFlags
 from headway.cli.serve_site import ServeRequest, Site, build_site, introduction
 from headway.core.cost import UnknownCost
@@ -21,6 +23,7 @@ from headway.errors import ConfigError
 from headway.gateway.http.options import Cors, GatewayOptions
 from headway.policies.batching.within_budgets import WithinBudgets
 from headway.policies.presets import PRESETS, build_policy
+from headway.routing.magnus import BatchSettings
 from headway.setting import settings_of
 from tests.cli.conftest import Refused
 
@@ -315,3 +318,46 @@ def test_flags_are_checked_before_anything_starts(
     refused: Refused, arguments: list[str], complaint: str
 ) -> None:
     assert refused("serve", *arguments).startswith(complaint)
+
+
+def test_a_central_queue_predicts_itself_and_its_instances_hand_back(model: str, tmp_path: Path) -> None:
+    batches = BatchFlags(batches="magnus", wma_limit=7, kv_tokens=900)
+    made = site(model, policy=None, instances=2, central=batches)
+    assert (made.layout.policy, made.layout.router) == ("batched", "least-work")
+    assert made.central.predictor == "learned"
+    assert made.central.batches.settings() == BatchSettings(capacity_tokens=900, wma_limit=7)
+    assert made.local is not None
+    settings = made.local.prepare("0", "").settings
+    assert (settings.preset().leaving, settings.length_predictor()) == (("out-of-memory",), None)
+    assert "One queue of batches, 'magnus'; lengths of answers are predicted with learned." in introduction(
+        made, model
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"instances": 1, "max_in_flight": 3}, "--max-in-flight with --batches"),
+        ({"instances": 1, "router": "least-work"}, "--batches with --router least-work"),
+        ({"pools": "lp=1,hp=1"}, "--batches with pools"),
+    ],
+)
+def test_what_tells_instances_apart_is_refused_beside_batches(
+    model: str, flags: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        site(model, central=BatchFlags(batches="vs"), **flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"batches": "ccb"}, "unknown batches 'ccb'; accepted: vs, vsq, glp, abp, magnus"),
+        ({"batches": "vsq"}, "batches 'vsq' exist in the simulator alone"),
+        ({"batches": "vs", "kv_tokens": 0}, "capacity_tokens is 0; accepted: 1 or more tokens"),
+        ({"wma_limit": 5}, "--wma-limit is accepted with --batches alone"),
+    ],
+)
+def test_settings_of_batches_are_checked(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        BatchFlags(**flags).check()

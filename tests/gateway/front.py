@@ -17,6 +17,7 @@ from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Member
 from headway.gateway.fleet.supervisor import FleetOptions
 from headway.gateway.http.options import GatewayOptions
+from headway.gateway.request.central_queue import Batching
 from headway.routing import build_router
 from tests.gateway.fleets import QUICK, running, until
 from tests.gateway.upstream import Upstream
@@ -104,7 +105,11 @@ async def ask(
 
 @asynccontextmanager
 async def gateway(
-    *upstreams: Upstream, router: str = "round-robin", fleet_options: FleetOptions = QUICK, **options: Any
+    *upstreams: Upstream,
+    router: str = "round-robin",
+    fleet_options: FleetOptions = QUICK,
+    batching: Batching | None = None,
+    **options: Any,
 ) -> AsyncIterator[Front]:
     """A gateway whose instances are ready, named as the upstreams are. Nothing of a request is left at its end."""
     members = [
@@ -113,7 +118,7 @@ async def gateway(
     ]
     async with running(*members, options=fleet_options) as fleet, aiohttp.ClientSession() as session:
         await until(lambda: len(fleet.names()) == len(members))
-        app = Gateway(fleet, build_router(router), GatewayOptions(**options))
+        app = Gateway(fleet, build_router(router), GatewayOptions(**options), batching=batching)
         listener, stop = listen("127.0.0.1", 0), asyncio.Event()
         task = asyncio.create_task(serve_on(app, listener, stop))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -68,6 +68,7 @@ class Upstream:
     echo_after_s: float = 0.0
     context: int = 400
     models_there: list[str] = field(default_factory=lambda: ["small"])
+    more_metrics: str = ""
     transfer: dict[str, Any] | None = None
     """What the answer to a prompt that is computed for a decode instance says of its KV."""
     explanations: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -92,7 +93,8 @@ class Upstream:
         return web.json_response({"version": self.version}) if self.version else web.Response(status=404)
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(text="# \nheadway_steps_total 1.0\n" if self.headway else "# \nother 1.0\n")
+        line = "headway_steps_total 1.0" if self.headway else "other 1.0"
+        return web.Response(text=f"# \n{line}\n{self.more_metrics}")
 
     async def stored(self, request: web.Request) -> web.Response:
         if not self.background_status:

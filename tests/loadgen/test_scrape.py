@@ -8,7 +8,7 @@ import pytest
 from aiohttp import web
 
 from headway.errors import ConfigError, UpstreamError
-from headway.loadgen.queries import scrape, scrape_labels
+from headway.loadgen.queries import scrape
 
 METRICS = """\
 # HELP headway_steps_total Calls of schedule()
@@ -51,12 +51,6 @@ async def exporter() -> AsyncIterator[Exporter]:
     made.url = f"http://{host}:{port}"
     yield made
     await runner.cleanup()
-
-
-async def test_labels_are_read_as_they_are_quoted(exporter: Exporter) -> None:
-    exporter.body = b'vllm:info{a="1",b="x, {y}",c="a \\"b\\""} 1.0\nvllm:info_more{a="2"} 1.0\n'
-    assert await scrape_labels(exporter.url, "vllm:info") == [{"a": "1", "b": "x, {y}", "c": 'a \\"b\\"'}]
-    assert await scrape_labels(exporter.url, "vllm:none") == []
 
 
 async def test_samples_are_summed_over_their_labels(exporter: Exporter) -> None:

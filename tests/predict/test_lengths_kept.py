@@ -169,5 +169,5 @@ def test_a_file_that_cannot_be_written_is_logged_once(
         wait_for(lambda: bool(caplog.records))
         time.sleep(0.05)
     assert [record.getMessage() for record in caplog.records] == [
-        "lengths learned could not be saved; predictions go on"
+        "what was learned could not be saved; predictions go on"
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,15 @@ from headway.engine.demo_model import DEMO
 from headway.engine.servers.server_command import server_command
 from headway.engine.settings import EngineSettings
 from headway.errors import SimulationError
+from headway.gateway.request.central_queue import Batching
+from headway.lab.batched_replay import replay_batches
 from headway.lab.papers import Tell
 from headway.lab.server import free_port, vllm_server
-from headway.loadgen import BatchPlan, ReplayOptions, replay, replay_batches
+from headway.loadgen import ReplayOptions, replay
 from headway.predict.lengths.facts import LengthPredictor, RequestFacts, SharedPrefix
+from headway.predict.steps.kept_batch_times import BatchTimes
 from headway.results import Summary, summarize
+from headway.routing.magnus import BatchSettings
 from headway.traces import TraceRequest
 from headway.traces.demo_tasks import prompt_text
 from headway_reproduce.magnus.data import LONGEST_OUTPUT, DataSource, TaskRow, load_tasks
@@ -136,8 +141,11 @@ def _served(
         report = asyncio.run(replay(requests, options))
     else:
         predictor = TaughtForest(training) if policy == MAGNUS else None
-        plan = BatchPlan(batches=policy, kv_tokens=kv_tokens, predictor=predictor, memory_confidence=0.5)
-        report = asyncio.run(replay_batches(requests, options, plan))
+        settings = BatchSettings(capacity_tokens=kv_tokens, memory_confidence=0.5)
+        batching = Batching(
+            row=policy, settings=settings, times=BatchTimes(time.monotonic), predictor=predictor
+        )
+        report = asyncio.run(replay_batches(requests, options, batching, (options.url,)))
     summary = summarize(report.records)
     if summary.finished < len(requests):
         raise SimulationError(f"{policy} finished {summary.finished} of {len(requests)} requests")

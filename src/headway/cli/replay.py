@@ -6,8 +6,8 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
+from headway.cli.batch_flags import BatchFlags, CentralFlags
 from headway.cli.options import ApiKey, OptionGroup, SloTbt, SloTtft, Strict, TimeUnit, TraceSource
 from headway.cli.output import check_file, check_replaceable
 from headway.errors import ConfigError
@@ -23,9 +24,9 @@ from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
     from headway.core.record import Record
-    from headway.loadgen import BatchPlan, ReplayOptions, ReplayReport
-    from headway.loadgen.replay import BatchCounts
-    from headway.predict.lengths.facts import LengthPredictor
+    from headway.gateway.request.central_queue import Batching
+    from headway.loadgen import ReplayOptions, ReplayReport
+    from headway.routing.batch_service import BatchCounts
     from headway.traces import TraceRequest
 
 
@@ -49,77 +50,6 @@ those of the trace, or --slo-ttft and --slo-tbt, which are also sent (not with -
 """
 
 EXIT_ALL_FAILED = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFlags:
-    """The flags of `--batches`: one central queue before several servers."""
-
-    batches: Annotated[
-        str | None,
-        Setting(
-            "Send whole batches, put together as by vs, glp, abp or magnus. Repeat --url for several servers.",
-            "ROW",
-        ),
-    ] = None
-    predictor: Annotated[
-        str | None,
-        Setting(
-            "With --batches: the predictor of answer lengths (learned).",
-            "SPEC",
-        ),
-    ] = None
-    length_model: Annotated[
-        Path | None,
-        Setting("With --predictor: file for what is learned; it need not exist.", "FILE"),
-    ] = None
-    kv_tokens: Annotated[
-        int | None,
-        Setting("With --batches: KV tokens that a server holds (default: from its metrics).", "N"),
-    ] = None
-    batch_size: Annotated[
-        int | None, Setting("With --batches: the row's batch size, or its largest.", "N")
-    ] = None
-    wma_limit: Annotated[
-        int | None,
-        Setting("With --batches: upper limit of a batch's waste (Magnus's Phi).", "TOKENS"),
-    ] = None
-    safety_factor: Annotated[
-        float | None,
-        Setting("With --batches: factor on predicted lengths (default: 1).", "X"),
-    ] = None
-
-    def check(self, urls: Sequence[str]) -> None:
-        """Raise ConfigError for flags that only a replay in batches has, and for several servers without it."""
-        if self.batches is None:
-            if len(urls) > 1:
-                raise ConfigError(f"--url is given {len(urls)} times; accepted: once, or with --batches")
-            for name in ("predictor", "kv_tokens", "batch_size", "wma_limit", "safety_factor"):
-                if getattr(self, name) is not None:
-                    raise ConfigError(f"--{name.replace('_', '-')} is accepted with --batches alone")
-        if self.length_model is not None and self.predictor is None:
-            raise ConfigError("--length-model is accepted with --predictor alone")
-
-    @contextmanager
-    def plan(self, urls: Sequence[str]) -> Iterator[BatchPlan | None]:
-        """The plan of a replay in batches, None of one without; its predictor learns until the end of the block."""
-        from headway.loadgen import BatchPlan
-        from headway.routing.magnus import WMA_LIMIT
-
-        self.check(urls)
-        if self.batches is None:
-            yield None
-            return
-        with _learning(self.predictor, self.length_model) as predictor:
-            yield BatchPlan(
-                batches=self.batches,
-                more_urls=tuple(urls[1:]),
-                kv_tokens=self.kv_tokens,
-                batch_size=self.batch_size,
-                wma_limit=WMA_LIMIT if self.wma_limit is None else self.wma_limit,
-                safety_factor=1.0 if self.safety_factor is None else self.safety_factor,
-                predictor=predictor,
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,6 +79,14 @@ class ReplayFlags:
         bool, Setting("Let the model end its answers; the trace's lengths are not forced.")
     ] = False
     batch: Annotated[BatchFlags, OptionGroup()]
+    predictor: Annotated[
+        str | None,
+        Setting("With --batches: the predictor of answer lengths, which it learns (learned).", "SPEC"),
+    ] = None
+    length_model: Annotated[
+        Path | None,
+        Setting("With --predictor: keep what is learned here, batch times beside it.", "FILE"),
+    ] = None
     timeout_s: Annotated[float, Setting("Seconds after which a request is given up; inf: never.", "S")] = (
         3600.0
     )
@@ -167,6 +105,15 @@ class ReplayFlags:
         return scale_rate(
             Trace(self.trace, self.limit, slo, self.time_unit, self.strict).requests(), self.rate_scale
         )
+
+    def central(self) -> CentralFlags:
+        """The central queue, if there is one. Raises ConfigError for flags that only a replay in batches has."""
+        if self.batch.batches is None:
+            if len(self.url) > 1:
+                raise ConfigError(f"--url is given {len(self.url)} times; accepted: once, or with --batches")
+            if self.predictor is not None:
+                raise ConfigError("--predictor is accepted with --batches alone")
+        return self.batch.central(self.predictor, self.length_model)
 
     def options(self) -> ReplayOptions:
         """Where it is sent, and how."""
@@ -189,22 +136,24 @@ class ReplayFlags:
 def replay(flags: ReplayFlags) -> None:
     """Send a trace to an OpenAI-compatible server and record what happened to each request.
 
-    With --batches, to one or several servers in whole batches from one queue: a server gets its next batch
-    when the last has ended.
+    With --batches, to one or several servers in whole batches from one queue, as `headway serve --batches` sends them:
+    a server gets its next batch when the last has ended.
     """
     from headway.results import RecordWriter
 
     requests, options = flags.requests(), flags.options()
-    flags.batch.check(flags.url)
-    _check_output(flags.out, flags.trace, flags.batch.length_model)
+    central = flags.central()
+    _check_output(flags.out, flags.trace, flags.length_model)
     with ExitStack() as files:
-        plan = files.enter_context(flags.batch.plan(flags.url))
+        batching = files.enter_context(central.open())
 
         @cache
         def writer() -> RecordWriter:
             return files.enter_context(RecordWriter(flags.out))
 
-        report = send_with_progress(requests, options, lambda record: writer().append(record), plan)
+        report = send_with_progress(
+            requests, options, lambda record: writer().append(record), batching, flags.url
+        )
     _tell(report, flags.as_json)
     if report.interrupted:
         raise typer.Exit(EXIT_INTERRUPTED)
@@ -225,9 +174,10 @@ def send_with_progress(
     requests: Sequence[TraceRequest],
     options: ReplayOptions,
     on_record: Callable[[Record], None],
-    plan: BatchPlan | None = None,
+    batching: Batching | None = None,
+    urls: Sequence[str] = (),
 ) -> ReplayReport:
-    """Replay under a progress bar, in batches if there is a plan for them.
+    """Replay under a progress bar; with `batching` in batches, to all of the `urls`.
 
     Ctrl-C ends it with what there is, a second one at once.
     """
@@ -242,7 +192,6 @@ def send_with_progress(
     )
 
     from headway.loadgen import replay as replay_requests
-    from headway.loadgen import replay_batches
 
     console = Console(stderr=True)
     columns = (
@@ -267,8 +216,10 @@ def send_with_progress(
                 on_record(record)
                 progress.advance(bar)
 
-            if plan is not None:
-                return await replay_batches(requests, options, plan, on_record=on_end, stop=stop)
+            if batching is not None:
+                from headway.lab.batched_replay import replay_batches
+
+                return await replay_batches(requests, options, batching, urls, on_record=on_end, stop=stop)
             return await replay_requests(requests, options, on_record=on_end, stop=stop)
 
     return asyncio.run(run())
@@ -308,26 +259,6 @@ def remarks(report: ReplayReport) -> list[str]:
     return lines
 
 
-@contextmanager
-def _learning(spec: str | None, kept: Path | None) -> Iterator[LengthPredictor | None]:
-    """The predictor of that description with what was kept of it, which is kept again."""
-    if spec is None:
-        yield None
-        return
-    from headway.predict.lengths.choice import length_predictor
-    from headway.predict.lengths.kept import LengthKeeper, load_lengths
-
-    predictor = length_predictor(spec)
-    if kept is None:
-        yield predictor
-        return
-    if kept.exists():
-        load_lengths(kept, predictor)
-    with LengthKeeper(predictor, kept):
-        yield predictor
-
-
 def batch_remark(counts: BatchCounts) -> str:
     """What became of the batches, in one line."""
-    lost = f", {counts.lost_instances} instances were lost" if counts.lost_instances else ""
-    return f"{counts.batches} batches were sent, {counts.out_of_memory} of them ran out of memory{lost}"
+    return f"{counts.sent} batches were sent with {counts.members} requests; of {counts.split} some came back"

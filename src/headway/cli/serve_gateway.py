@@ -6,12 +6,10 @@ import asyncio
 import gc
 import logging
 import os
-import resource
 import signal
 import sys
 import time
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +26,9 @@ from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.health import NO_FACTS
 from headway.gateway.fleet.member import Member
 from headway.gateway.fleet.models import differences
-from headway.gateway.http.client_limits import MANY_FILES
+from headway.gateway.http.client_limits import raise_file_limit
 from headway.gateway.rebalance import rebalance
+from headway.gateway.request.central_queue import Batching
 from headway.http_client import open_session
 from headway.routing import build_router
 from headway.with_parent import signal_with_parent
@@ -54,13 +53,16 @@ def run_gateway(site: Site) -> int:
     once. Interrupted: 130; terminated: 0; no instance could be started: 1.
     """
     _show_progress()
-    _raise_file_limit()
+    raise_file_limit()
     # What start-up made is never garbage, and looking through it again stops every stream for tens of milliseconds.
     gc.collect()
     gc.freeze()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with (
+        site.central.open() as batching,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
         try:
-            return runner.run(_Run(site).run())
+            return runner.run(_Run(site, batching).run())
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
@@ -85,8 +87,9 @@ def _launch(local: LocalInstances, index: int, member: Member) -> Any:
 class _Run:
     """One run: what was heard from outside, and in which order everything ends."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, batching: Batching | None) -> None:
         self._site = site
+        self._batching = batching
         self._stop = asyncio.Event()
         self._at_once = asyncio.Event()
         self._received: list[int] = []
@@ -102,7 +105,9 @@ class _Run:
             asyncio.TaskGroup() as group,
         ):
             fleet = Fleet(members(site), session=session, options=site.fleet_options)
-            app = Gateway(fleet, build_router(site.layout.router), site.options, time.monotonic)
+            app = Gateway(
+                fleet, build_router(site.layout.router), site.options, time.monotonic, self._batching
+            )
             serving = group.create_task(serve(app, *site.address, self._stop))
             others = [group.create_task(work) for work in self._others(fleet, app)]
             shadow = group.create_task(self._shadow(fleet, app))
@@ -182,15 +187,6 @@ class _Run:
 
 async def _first(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _raise_file_limit() -> None:
-    """As many open files as this process may have: a stream takes two, and the usual 1,024 are soon in use."""
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    enough = MANY_FILES if most == resource.RLIM_INFINITY else min(most, MANY_FILES)
-    if now < enough:
-        with suppress(OSError, ValueError):  # some systems allow less than they say
-            resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
 
 
 def _show_progress() -> None:

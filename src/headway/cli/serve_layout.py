@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from headway.cli.batch_flags import BatchFlags
 from headway.cli.options import Given, OptionGroup, flag_name
 from headway.errors import ConfigError
 from headway.gateway.http.options import GatewayOptions
@@ -20,6 +21,9 @@ NO_POOL = ""
 NO_TICKET_ROUTER = "ascendra-no-ticket"
 POLICY = "vllm"
 POOLED_POLICY = "ascendra"
+BATCHED_POLICY = "batched"
+BATCHED_ROUTER = "least-work"
+"""Of what is no member of any batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ def read_layout(
     policy: str | None = None,
     router: str | None = None,
     tickets: bool = True,
+    batched: bool = False,
 ) -> SiteLayout:
     """The layout that the flags of `headway serve` ask for. Raises ConfigError if they contradict one another."""
     if instances is not None and pools is not None:
@@ -71,6 +76,9 @@ def read_layout(
     sizes: PoolSizes = {NO_POOL: instances} if instances is not None else parse_pools(pools) if pools else {}
     given = {*sizes, *(pool for pool, _ in joined)}
     _check_pools(pooled, given)
+    if batched:
+        _check_batched(pooled, router)
+        router = BATCHED_ROUTER
     staged = bool(given & STAGES)
     by_urgency = pooled and not staged
     if policy is not None and not sizes:
@@ -78,13 +86,23 @@ def read_layout(
             f"--policy is {policy!r}, but no instance is started here; joined servers keep the policy they were "
             "started with. Accepted: --policy with --instances or --pools"
         )
-    name = policy or (POOLED_POLICY if by_urgency else POLICY)
+    name = policy or (POOLED_POLICY if by_urgency else BATCHED_POLICY if batched else POLICY)
     return SiteLayout(
         tuple(_places(sizes, joined)),
         name,
         _presets(name, sizes, pooled=by_urgency),
         _router(router, pooled=pooled, staged=staged, tickets=tickets),
     )
+
+
+def _check_batched(pooled: bool, router: str | None) -> None:
+    """Raise ConfigError for what tells instances apart that one queue of batches takes for alike."""
+    if pooled:
+        raise ConfigError("--batches with pools; accepted: with --instances N or --join URL, all alike")
+    if router is not None:
+        raise ConfigError(
+            f"--batches with --router {router}; accepted: one of the two, which say where requests go"
+        )
 
 
 def _joined(text: str) -> tuple[str, str]:
@@ -192,6 +210,7 @@ class GatewayFlags:
             shown=Shown(flag="--tickets/--no-tickets"),
         ),
     ] = True
+    central: Annotated[BatchFlags, OptionGroup()] = field(default_factory=BatchFlags)
     rebalance: Annotated[bool, Setting("Move instances between pools when one is short of time.")] = False
     api_keys: Annotated[
         Path | None,
@@ -221,6 +240,7 @@ class GatewayFlags:
 
     def check_none_given(self) -> None:
         """Raise ConfigError if any was given, although there is no gateway that could heed it."""
+        self.central.check()
         default = GatewayFlags()
         given = [
             flag_name(name, setting, negated=value is False)

@@ -6,10 +6,11 @@ import os
 import secrets
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from headway.cli.batch_flags import CentralFlags
 from headway.cli.output import check_engine_files
 from headway.cli.serve import base_url, targets
 from headway.cli.serve_layout import POLICY, GatewayFlags, Place, SiteLayout, read_layout
@@ -31,7 +32,7 @@ from headway.gateway.http.options import Cors, GatewayOptions
 from headway.http_client import without_secrets
 from headway.lab.grid import parse_policies
 from headway.policies.presets import find_preset, known_presets
-from headway.predict.lengths.choice import NONE
+from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE
 from headway.routing.pools import STAGES
 
 _KEY_FLAG = "--api-key"
@@ -68,6 +69,7 @@ class Site:
     fleet_options: FleetOptions
     local: LocalInstances | None = None
     upstream_key: str | None = None
+    central: CentralFlags = field(default_factory=CentralFlags)
     rebalances: bool = False
     shadows: tuple[str, ...] = ()
 
@@ -86,7 +88,9 @@ def build_site(asked: ServeRequest, flags: GatewayFlags, address: tuple[str, int
         policy=asked.policy,
         router=flags.router,
         tickets=flags.tickets,
+        batched=flags.central.batches is not None,
     )
+    asked, central = _central(asked, flags)
     _check_model(asked, flags)
     _check_tls(asked, layout)
     options = _options(asked, flags, layout)
@@ -98,6 +102,7 @@ def build_site(asked: ServeRequest, flags: GatewayFlags, address: tuple[str, int
         FleetOptions(drain_s=options.drain_s),
         local=_local(asked, layout, address[1], key) if layout.launched else None,
         upstream_key=key,
+        central=central,
         rebalances=_rebalances(flags, layout),
         shadows=_shadows(asked, flags, layout),
     )
@@ -118,12 +123,22 @@ def introduction(site: Site, model: str | None) -> str:
             f"headway: serving {served}{count} instance{'s' if count > 1 else ''} at {site.url}{policy}, "
             f"router {layout.router!r}; {targets(site.options.slo.ttft_s, site.options.slo.tbt_s)}.",
             *(f"  {place.name:{width}}  {_what(site, place)}" for place in layout.places),
+            *_batches(site.central),
             *([f"Chosen here, as nothing was given: {', '.join(chosen)}."] if chosen else []),
             *(f"Each predicts lengths of answers for itself, with {predictor}." for predictor in predictors),
             *(f"Warning: {warning}." for warning in warnings),
             f"What is going on: {site.url}/dashboard (page), /metrics (Prometheus), /ready.",
         ]
     )
+
+
+def _batches(central: CentralFlags) -> list[str]:
+    """What the central queue does, for people."""
+    if central.batches.batches is None:
+        return []
+    lengths = "not predicted" if central.predictor is None else f"predicted with {central.predictor}"
+    kept = "" if central.length_model is None else f", kept in {central.length_model}"
+    return [f"One queue of batches, {central.batches.batches!r}; lengths of answers are {lengths}{kept}."]
 
 
 def _what(site: Site, place: Place) -> str:
@@ -141,6 +156,27 @@ def _commands(site: Site) -> list[ServerCommand]:
     if site.local is None:
         return []
     return [site.local.prepare(place.name, place.pool) for place in site.layout.launched]
+
+
+def _central(asked: ServeRequest, flags: GatewayFlags) -> tuple[ServeRequest, CentralFlags]:
+    """The central queue, if there is one, and what its instances are asked for: they predict nothing.
+
+    Raises ConfigError for settings of batches that are not accepted, or that contradict the gateway's own.
+    """
+    if flags.central.batches is None:
+        return asked, flags.central.central(None, None)
+    if flags.options.get("max_in_flight") is not None:
+        raise ConfigError(
+            "--max-in-flight with --batches; accepted: --batch-size N, which an instance has at a time"
+        )
+    given = asked.settings(POLICY)
+    predictor = None if given.predictor == NONE else given.predictor or DEFAULT_PREDICTOR
+    central = flags.central.central(predictor, given.length_model)
+
+    def settings(preset: str) -> EngineSettings:
+        return replace(asked.settings(preset), predictor=NONE, length_model=None)
+
+    return replace(asked, settings=settings), central
 
 
 def _check_model(asked: ServeRequest, flags: GatewayFlags) -> None:
@@ -212,7 +248,7 @@ def _cors(flags: Sequence[VllmFlag]) -> Cors | None:
     Raises ConfigError for a list that vLLM would not read.
     """
     lists: dict[str, tuple[str, ...]] = {}
-    for name, field in _CORS_LISTS.items():
+    for name, wanted in _CORS_LISTS.items():
         text = value_of(flags, name)
         if text is None:
             continue
@@ -220,7 +256,7 @@ def _cors(flags: Sequence[VllmFlag]) -> Cors | None:
             found = msgspec.json.decode(text, type=list[str] | str)
         except msgspec.DecodeError:
             raise ConfigError.of(name, repr(text), "a JSON list of texts, as '[\"*\"]'") from None
-        lists[field] = (found,) if isinstance(found, str) else tuple(found)
+        lists[wanted] = (found,) if isinstance(found, str) else tuple(found)
     if not lists.get("allow_origins"):
         return None
     credentials = [flag.name for flag in flags if flag.name in _CREDENTIALS]

@@ -41,7 +41,7 @@ class Job:
       them, as last known; 0 without a store.
     - `max_output_tokens`: the limit that the client set, never an estimate; `predicted_length` is one. The true length
       is not here.
-    - `may_move`: another instance would take the request if this one gave it up unstarted. A router says so.
+    - `may_move`: the request would be served elsewhere if this instance gave it up. A gateway before several says so.
     - `prefix_blocks` name the leading blocks of the prompt, each for all before it too, where it is known which prompts
       begin alike. Routers look at them, policies at `num_cached_tokens`.
     """

@@ -39,6 +39,7 @@ from headway.gateway.http.options import MIB, GatewayOptions
 from headway.gateway.http.refusal import GatewayError, bad_request, no_instance, refused
 from headway.gateway.openapi import openapi_route
 from headway.gateway.request.body_reader import BodyReader
+from headway.gateway.request.central_queue import Batching
 from headway.gateway.request.forwarding import Broadcast, PassThrough, goes_to_all
 from headway.gateway.request.generation_request import MAX_ID_CHARACTERS
 from headway.gateway.request.interrupt import Interrupt, WaitCut, watch_client
@@ -72,9 +73,10 @@ class Gateway:
         router: Router,
         options: GatewayOptions,
         clock: Callable[[], float] = time.monotonic,
+        batching: Batching | None = None,
     ) -> None:
         log = None if options.access_log is None else AccessLog(options.access_log)
-        self.serving = Serving(fleet, router, options, clock=clock, log=log)
+        self.serving = Serving(fleet, router, options, clock=clock, log=log, batching=batching)
         self.limits = ClientLimits(options.max_buffered_mib * MIB, open_files_limit(), clock)
         self._fleet = fleet
         self._options = options
@@ -192,7 +194,12 @@ class Gateway:
             clock=self._clock,
         )
         figures = GatewayMetrics(
-            serving.accounts, self._fleet, self.limits, lambda: serving.queue.waiting, clock=self._clock
+            serving.accounts,
+            self._fleet,
+            self.limits,
+            lambda: serving.queue.waiting,
+            batches=None if (central := serving.batches) is None else (lambda: central.counts),
+            clock=self._clock,
         )
         registry = build_registry(figures, self.shadows)
 
@@ -202,6 +209,8 @@ class Gateway:
         @asynccontextmanager
         async def lifespan(_app: Starlette) -> AsyncIterator[None]:
             sampling = asyncio.create_task(dashboard.run())
+            if serving.batches is not None:
+                serving.batches.prepare()
             yield
             sampling.cancel()
             serving.close()

@@ -1,7 +1,6 @@
 """Sends a trace to OpenAI-compatible servers and records what became of each request."""
 
-from headway.loadgen.batch_replay import BatchPlan, replay_batches
 from headway.loadgen.replay import ReplayReport, replay
 from headway.loadgen.replay_options import ReplayOptions
 
-__all__ = ["BatchPlan", "ReplayOptions", "ReplayReport", "replay", "replay_batches"]
+__all__ = ["ReplayOptions", "ReplayReport", "replay"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +14,6 @@ from headway.errors import ConfigError, UpstreamError
 from headway.http_client import NOT_AS_EXPECTED, api_url, get, message_of, open_session, root_of
 
 TIMEOUT_S = 30.0
-_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 async def scrape(url: str, prefix: str) -> dict[str, float]:
@@ -32,12 +30,6 @@ async def scrape(url: str, prefix: str) -> dict[str, float]:
         except ValueError:
             raise UpstreamError(f"{address} answered with what is no sample: {line[:200]!r}") from None
     return dict(sums)
-
-
-async def scrape_labels(url: str, name: str) -> list[dict[str, str]]:
-    """The labels of each sample of that name. Raises UpstreamError if the server does not answer with metrics."""
-    _, lines = await _samples(url, f"{name}{{")
-    return [dict(_LABEL.findall(line)) for line in lines]
 
 
 async def _samples(url: str, prefix: str) -> tuple[str, Iterator[str]]:

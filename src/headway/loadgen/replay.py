@@ -17,6 +17,7 @@ from headway.errors import ConfigError
 from headway.http_client import api_url, find_model, open_session
 from headway.loadgen.openai_stream import Reply, stream_completion
 from headway.loadgen.replay_options import Dialect, ReplayOptions
+from headway.routing.batch_service import BatchCounts
 from headway.traces import TraceRequest
 
 T = TypeVar("T")
@@ -61,15 +62,6 @@ async def until_ended(
     finally:
         watcher.cancel()
         record_rest()
-
-
-@dataclass(slots=True)
-class BatchCounts:
-    """Batches sent to servers, those of them that ran out of memory there, and servers that went away."""
-
-    batches: int = 0
-    out_of_memory: int = 0
-    lost_instances: int = 0
 
 
 @dataclass(slots=True)

@@ -31,11 +31,15 @@ def batch_wma(prompt_tokens: int, output_tokens: int, least_read_alone: int, *, 
 
 @dataclass(frozen=True, slots=True)
 class BatchMember:
-    """A job, the output tokens it is planned with, and those that memory is planned for."""
+    """A job, the output tokens it is planned with, those that memory is planned for, and how many seats it takes.
+
+    A job of several answers has a seat for each.
+    """
 
     job: Job
     output_tokens: int
     memory_tokens: int
+    seats: int = 1
 
     @property
     def read_alone(self) -> int:
@@ -47,8 +51,8 @@ class BatchMember:
 class Batch:
     """Members in the order they joined, and what of them is needed to judge one more in O(1).
 
-    A `sealed` batch takes no more members: it is one half of a batch that could not be served. Batches are numbered
-    in the order they were opened, which settles ties.
+    A `sealed` batch takes no newcomers: it is a part of a batch that could not be served. Batches are numbered in the
+    order they were opened, which settles ties.
     """
 
     number: int
@@ -57,6 +61,7 @@ class Batch:
     prompt_tokens: int = field(init=False, default=0)
     output_tokens: int = field(init=False, default=0)
     memory_tokens: int = field(init=False, default=0)
+    seats: int = field(init=False, default=0)
     oldest_arrival_s: float = field(init=False)
     _arrivals_s: float = field(init=False, default=0.0)
     _least_read_alone: int = field(init=False)
@@ -90,6 +95,7 @@ class Batch:
     def _count(self, member: BatchMember) -> None:
         self.prompt_tokens, self.output_tokens = self.padded_with(member)
         self.memory_tokens = max(self.memory_tokens, member.memory_tokens)
+        self.seats += member.seats
         self.oldest_arrival_s = min(self.oldest_arrival_s, member.job.arrival_s)
         self._arrivals_s += member.job.arrival_s
         self._least_read_alone = min(self._least_read_alone, member.read_alone)

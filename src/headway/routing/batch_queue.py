@@ -27,9 +27,9 @@ class FixedSize:
     size: int
 
     def join(self, member: BatchMember, batches: Reversible[Batch]) -> Batch | None:
-        """The newest batch if it has a free seat; no other has. O(1)."""
+        """The newest batch if it has the seats; no other has a free one. O(1)."""
         newest = next(iter(reversed(batches)), None)
-        return newest if newest is not None and len(newest) < self.size else None
+        return newest if newest is not None and newest.seats + member.seats <= self.size else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class LeastWaste:
         return best if least < self.wma_limit else None
 
     def _fits(self, batch: Batch, member: BatchMember) -> bool:
-        size = len(batch) + 1
+        size = batch.seats + member.seats
         if self.max_size is not None and size > self.max_size:
             return False
         blocks = ceil(batch.seat_tokens_with(member) / self.block_tokens)
@@ -118,7 +118,7 @@ class HighestRatio:
 
     def _ratio(self, batch: Batch, now_s: float) -> float:
         since_s = batch.mean_arrival_s if self.mean_wait else batch.oldest_arrival_s
-        seconds = self.batch_time.predict(len(batch), batch.prompt_tokens, batch.output_tokens)
+        seconds = self.batch_time.predict(batch.seats, batch.prompt_tokens, batch.output_tokens)
         return (now_s - since_s) / max(seconds, _LEAST_S)
 
 
@@ -138,9 +138,10 @@ class PlannedLength:
     memory_confidence: float = MEMORY_CONFIDENCE
     safety_factor: float = 1.0
 
-    def member(self, job: Job) -> BatchMember:
+    def member(self, job: Job, seats: int = 1) -> BatchMember:
         """The job, and whole tokens, 1 to its limit."""
-        return BatchMember(job, self._within(job, self.confidence), self._within(job, self.memory_confidence))
+        planned, memory = self._within(job, self.confidence), self._within(job, self.memory_confidence)
+        return BatchMember(job, planned, memory, seats)
 
     def _within(self, job: Job, confidence: float) -> int:
         estimate = job.predicted_length
@@ -154,9 +155,9 @@ class PlannedLength:
 class BatchQueue:
     """Gathers jobs into batches, hands them whole to idle instances, and takes back those that failed there.
 
-    Each job it was given is in one waiting batch, in one batch being served, or was handed back: finished, or
-    by `split`. Batches being served and sealed ones take no more jobs. An idle instance never waits while a job
-    does. The same sequence of calls gives the same answers: no clock, no chance.
+    Each job it was given is in one waiting batch, in one batch being served, or gone: finished, removed, or returned by
+    `split`. Batches being served and sealed ones take no newcomers. An idle instance never waits while a job does. The
+    same sequence of calls gives the same answers: no clock, no chance.
     """
 
     joining: Joining
@@ -167,6 +168,8 @@ class BatchQueue:
     _open: dict[int, Batch] = field(default_factory=dict)
     _sealed: dict[int, Batch] = field(default_factory=dict)
     _serving: dict[int, Batch] = field(default_factory=dict)
+    _given_back: dict[int, int] = field(default_factory=dict)
+    """Batch that is served -> the batch in which those wait that it could not serve."""
     _opened: int = 0
 
     @property
@@ -179,14 +182,28 @@ class BatchQueue:
         """Batches handed out whose end has not been told."""
         return list(self._serving.values())
 
-    def add(self, job: Job) -> None:
+    def add(self, job: Job, seats: int = 1) -> None:
         """A job has come: it joins a waiting batch or opens one."""
-        member = self.planned.member(job)
+        member = self.planned.member(job, seats)
         batch = self.joining.join(member, self._open.values())
         if batch is None:
             self._put(self._open, [member])
         else:
             batch.add(member)
+
+    def remove(self, job: Job) -> None:
+        """A job that waits is wanted no longer. O(jobs that wait)."""
+        place, batch = next(
+            (place, batch)
+            for place in (self._open, self._sealed)
+            for batch in place.values()
+            if any(member.job is job for member in batch.members)
+        )
+        left = [member for member in batch.members if member.job is not job]
+        if left:
+            place[batch.number] = Batch(batch.number, left, batch.sealed)
+        else:
+            del place[batch.number]
 
     def next_batch(self, now_s: float) -> Batch | None:
         """The batch that an instance idle now is to serve; None if no batch waits."""
@@ -199,13 +216,31 @@ class BatchQueue:
 
     def finished(self, batch: Batch, *, output_tokens: int, seconds: float) -> None:
         """A batch was served in `seconds`; its longest answer had `output_tokens`."""
-        del self._serving[batch.number]
+        self._over(batch)
         if self.batch_time is not None:
-            self.batch_time.observe(len(batch), batch.prompt_tokens, output_tokens, seconds)
+            self.batch_time.observe(batch.seats, batch.prompt_tokens, output_tokens, seconds)
 
     def dropped(self, batch: Batch) -> None:
         """A batch is over, of which nothing is to be learned."""
-        del self._serving[batch.number]
+        self._over(batch)
+
+    def give_back(self, batch: Batch, job: Job) -> None:
+        """A batch that is served has lost one member: it waits again, sealed in with those given back before it.
+
+        Once all members have come back they wait in two halves. O(members).
+        """
+        number = self._given_back.get(batch.number)
+        before = None if number is None else self._sealed.pop(number, None)
+        if before is None:
+            self.splits += 1
+        lost = next(member for member in batch.members if member.job is job)
+        members = [lost] if before is None else [*before.members, lost]
+        if len(members) == len(batch) > 1:
+            for half in halved(members):
+                self._put(self._sealed, half, sealed=True)
+            return
+        self._given_back[batch.number] = self._opened
+        self._put(self._sealed, members, sealed=True)
 
     def split(self, batch: Batch, ended: Collection[Job] = ()) -> list[Job]:
         """A batch ran out of memory, or lost its instance: it waits again as two sealed halves.
@@ -213,7 +248,7 @@ class BatchQueue:
         Members that have `ended` all the same are left out; original arrivals count for the halves' waits.
         Returns the job of a batch of one, which cannot be split and is no longer the queue's.
         """
-        del self._serving[batch.number]
+        self._over(batch)
         left = [member for member in batch.members if member.job not in ended]
         if len(batch) == 1 or not left:
             return [member.job for member in left]
@@ -221,6 +256,10 @@ class BatchQueue:
         for half in filter(None, halved(left)):
             self._put(self._sealed, half, sealed=True)
         return []
+
+    def _over(self, batch: Batch) -> None:
+        del self._serving[batch.number]
+        self._given_back.pop(batch.number, None)
 
     def _put(self, place: dict[int, Batch], members: list[BatchMember], *, sealed: bool = False) -> None:
         place[self._opened] = Batch(self._opened, members, sealed)

@@ -79,12 +79,12 @@ BATCH_PRESETS: dict[str, BatchPreset] = {row.name: row for row in _ROWS}
 class BatchSettings:
     """What a central queue is configured with.
 
-    `capacity_tokens` is the KV memory of one instance, handed out in blocks of `block_tokens`. `batch_size`
-    replaces the row's own. Lengths are planned with what answers stay within at `confidence`, memory at
-    `memory_confidence`, times `safety_factor`. Raises ConfigError for a value out of range.
+    `capacity_tokens` is the KV memory of one instance, handed out in blocks of `block_tokens`; None: to be asked of the
+    instances. `batch_size` replaces the row's own. Lengths are planned with what answers stay within at `confidence`,
+    memory at `memory_confidence`, times `safety_factor`. Raises ConfigError for a value out of range.
     """
 
-    capacity_tokens: int
+    capacity_tokens: int | None = None
     block_tokens: int = 1
     batch_size: int | None = None
     wma_limit: int = WMA_LIMIT
@@ -96,8 +96,9 @@ class BatchSettings:
 
     def __post_init__(self) -> None:
         for name in ("capacity_tokens", "block_tokens", "wma_limit"):
-            if getattr(self, name) < 1:
-                raise ConfigError.of(name, getattr(self, name), "1 or more tokens")
+            tokens = getattr(self, name)
+            if tokens is not None and tokens < 1:
+                raise ConfigError.of(name, tokens, "1 or more tokens")
         if self.batch_size is not None and self.batch_size < 1:
             raise ConfigError.of("batch_size", self.batch_size, "1 or more requests")
         for name in ("confidence", "memory_confidence"):
@@ -130,6 +131,8 @@ def _joining(row: BatchPreset, settings: BatchSettings) -> Joining:
     if not row.by_waste:
         assert size is not None, "a row of fixed size has one"
         return FixedSize(size)
+    if settings.capacity_tokens is None:
+        raise ConfigError(f"batches {row.name!r} need the memory of an instance; found none")
     return LeastWaste(
         capacity_tokens=settings.capacity_tokens,
         block_tokens=settings.block_tokens,

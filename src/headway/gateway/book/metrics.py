@@ -14,6 +14,7 @@ from headway.gateway.book.accounts import Accounts, Prefill
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Condition
 from headway.gateway.http.client_limits import ClientLimits, TurnedAway
+from headway.routing.batch_service import BatchCounts
 
 PREFIX = "headway_gateway_"
 
@@ -26,8 +27,8 @@ _ENDS = ("finished", "expired", "shed", "failed", "cancelled", "rejected")
 class GatewayMetrics(Collector):
     """Reads accounts and fleet at each scrape; the serving path has nothing to do for it.
 
-    `waiting` counts the sequences without a first token. Labels are bounded: classes by the accounts, instances by the
-    fleet. O(live + classes) a scrape.
+    `waiting` counts the sequences without a first token; `batches` tells of the central queue, if there is one. Labels
+    are bounded: classes by the accounts, instances by the fleet. O(live + classes) a scrape.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class GatewayMetrics(Collector):
         limits: ClientLimits,
         waiting: Callable[[], int],
         *,
+        batches: Callable[[], BatchCounts] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._batches = batches
         self._accounts = accounts
         self._fleet = fleet
         self._limits = limits
@@ -53,6 +56,8 @@ class GatewayMetrics(Collector):
         yield from self._instances()
         yield from self._now()
         yield from self._limited()
+        if self._batches is not None:
+            yield from self._batched(self._batches())
 
     def _requests(self) -> Iterator[Metric]:
         offered = _counter("requests_offered", "Requests taken in", _CLASS)
@@ -135,6 +140,18 @@ class GatewayMetrics(Collector):
         if slacks:
             about = "Least share of its TTFT target that a waiting one has left"
             yield _single("slack_ratio_min", about, min(slacks))
+
+    def _batched(self, counts: BatchCounts) -> Iterator[Metric]:
+        told = {
+            "batches": ("Batches sent to instances", counts.sent),
+            "batch_members": ("Requests of those batches", counts.members),
+            "batches_split": ("Batches of which an instance gave members back", counts.split),
+        }
+        for name, (about, value) in told.items():
+            family = _counter(name, about, ())
+            family.add_metric((), value)
+            yield family
+        yield _single("batches_waiting", "Batches that wait for an instance", counts.waiting)
 
     def _limited(self) -> Iterator[Metric]:
         limits = self._limits

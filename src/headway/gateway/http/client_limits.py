@@ -7,6 +7,7 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -33,6 +34,15 @@ def open_files_limit() -> int:
     """Files that this process may have open at a time."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MANY_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many open files as it may: a stream takes two, and the usual 1,024 are soon in use."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = MANY_FILES if most == resource.RLIM_INFINITY else min(most, MANY_FILES)
+    if now < enough:
+        with suppress(OSError, ValueError):  # some systems allow less than they say
+            resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
 
 
 class TurnedAway(StrEnum):

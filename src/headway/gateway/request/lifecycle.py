@@ -29,6 +29,7 @@ from headway.gateway.request.attempt import Attempt, Call, End, Ending
 from headway.gateway.request.background import keep_place
 from headway.gateway.request.generation_request import GenerationRequest
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
+from headway.gateway.request.placement import Placement
 from headway.gateway.request.prefill import has_prompt_stage, prompt_alone, read_transfer, with_transfer
 from headway.gateway.request.repeat import Transcript, repeatable
 from headway.gateway.request.repeat_named import NamedTranscript
@@ -76,7 +77,7 @@ async def serve(
         await lifecycle.give_up(reason)
     finally:
         serving.running.discard(interrupt)
-        lifecycle.close()
+        lifecycle.close(finished=outcome is Outcome.FINISHED)
         now_s = serving.clock()
         serving.accounts.end(entry, outcome, now_s, rejected=lifecycle.rejected)
         if serving.log is not None:
@@ -100,6 +101,7 @@ class RequestLifecycle:
     _comments: asyncio.Task[None] | None = None
     _events: Events | None = None
     _attempt: Attempt = field(init=False)
+    _placement: Placement = field(init=False)
     _continuation: Continuation | None = None
     _transcript: Transcript | NamedTranscript | None = None
     _repeats: bool = False
@@ -109,13 +111,12 @@ class RequestLifecycle:
     _member: Member | None = None
     _streams: bool = False
     _may_move: bool = True
-    _started: bool = False
-    _routed: bool = False
     _fell: int = 0
 
     def __post_init__(self) -> None:
         self.client.named_events = self.request.api.named_events
         self._attempt = Attempt(self.serving.session, self.client, self.interrupt, self._tokens)
+        self._placement = Placement(self.serving, self.request, self.job, self.interrupt)
 
     async def run(self) -> tuple[Outcome, str]:
         """See the class."""
@@ -123,7 +124,7 @@ class RequestLifecycle:
         if isinstance(self.serving.router, PrefillDecode):
             await self._prefill(self.serving.router)
         tried: list[str] = []
-        name = self._route(tried)
+        name = await self._place(tried)
         while True:
             transferred, ending = self._transfer is not None, await self._at(name, self._ask_for_it)
             self._transfer = None
@@ -134,14 +135,14 @@ class RequestLifecycle:
                 self.rejected = self.client.status != _TOO_MANY
                 return Outcome.FAILED if self.rejected else Outcome.SHED, ending.reason
             if ending.end is End.LEFT:
-                name = self._after_departure(name, ending)
+                name = await self._after_departure(name, ending)
                 continue
             self._tell_fleet(name, ending)
             self._fell += ending.fell
             if transferred and not self._attempt.begun:
                 # The transfer may be what failed, so this was no try: the next instance computes the prompt.
                 self._prefill_ended(Prefill.FAILED)
-                name = self._route(tried)
+                name = await self._place(tried)
                 continue
             tried.append(name)
             await self.client.end_event()
@@ -191,7 +192,7 @@ class RequestLifecycle:
         finally:
             router.prefilled(self.job)
         if ending.end is End.LEFT and ending.departure is not Departure.HAND_OFF:
-            raise self._unserved(ending)
+            raise self._unserved(ending.departure)
         if ending.end is End.BROKEN:
             self._tell_fleet(name, ending)
             self._fell += ending.fell and ending.fault is None  # what answers with an error has not gone down
@@ -221,33 +222,37 @@ class RequestLifecycle:
         """The instances that have the model, those for prompts alone too."""
         return self.serving.fleet.names(self.request.model, self.request.prompt_tokens)
 
-    def _route(self, avoided: Sequence[str]) -> str:
-        serving, names = self.serving, self._names()
-        unavoided = [each for each in names if each not in avoided] or names
-        name = serving.router.route(self.job, serving.with_room(unavoided, self.request.answers))
-        self._routed, self._started = True, False
+    async def _place(self, avoided: Sequence[str] = ()) -> str:
+        """The instance to ask. Raises GatewayError (429) if its time runs out before there is one."""
+        return self._in_time(await self._placement.place(self._names(), avoided, self._due_s))
+
+    @property
+    def _due_s(self) -> float | None:
+        """When it is too late to begin."""
+        return None if self._attempt.begun else self.job.due_s
+
+    def _in_time(self, name: str | None) -> str:
+        if name is None:
+            raise self._unserved(Departure.EXPIRED)
         return name
 
-    def _after_departure(self, name: str, ending: Ending) -> str:
+    async def _after_departure(self, name: str, ending: Ending) -> str:
         """Where a request goes that a policy ended unstarted. Raises GatewayError (429) if that was its end."""
         serving = self.serving
         moves_left = self.entry.moves < serving.options.max_moves
         if ending.departure is not Departure.HAND_OFF or not moves_left:
-            raise self._unserved(ending)
+            raise self._unserved(ending.departure)
         self._may_move = False
-        target = serving.router.hand_off(self.job, self._names())
-        if target is None and name not in self._names():
-            target = self._route(())
-        target = target or name
+        target = self._in_time(await self._placement.hand_off(name, self._names(), self._due_s))
         serving.accounts.hand_off(self.entry, target)
         return target
 
-    def _unserved(self, ending: Ending) -> GatewayError:
-        """HTTP 429: a policy ended it unstarted."""
-        expired = ending.departure is Departure.EXPIRED
+    def _unserved(self, departure: Departure | None) -> GatewayError:
+        """HTTP 429: it was given up unstarted."""
+        expired = departure is Departure.EXPIRED
         what = "it was" if self.request.one_answer else f"all of its {self.request.answers} answers were"
         late = f"its time ran out before {what} begun"
-        code = str(ending.departure or Departure.SHED)
+        code = str(departure or Departure.SHED)
         message = late if expired else "too much is waiting; try again later"
         refusal = self.serving.queue.overloaded(code, message)
         if expired:
@@ -268,7 +273,7 @@ class RequestLifecycle:
         if not untried:
             await self.interrupt.wait(asyncio.sleep(_FIRST_PAUSE_S * 2 ** len(tried)))
         serving.accounts.retry(self.entry)
-        return self._route(tried)
+        return await self._place(tried)
 
     def _has_tried_enough(self, tried: Sequence[str]) -> bool:
         """Whether it ends here: it may be what its instances broke off under, and is not to take the last one too."""
@@ -281,7 +286,7 @@ class RequestLifecycle:
         reason = self._cannot_resume(tried, ending)
         if not reason:
             try:
-                name = self._route(tried)
+                name = await self._place(tried)
                 serving.accounts.resume(self.entry)
                 return name
             except GatewayError as refusal:
@@ -378,7 +383,8 @@ class RequestLifecycle:
             left = replace(left, ttft_s=request.slo.ttft_s)
         else:
             self._context_limit = member.facts.limits.get(request.model or member.facts.model)
-            may_move = self._may_move and self.job.may_move and serving.router.hands_off
+            loses_nothing = ids if request.stream else not request.api.named_events
+            may_move = self._may_move and self._placement.may_move(loses_nothing=loses_nothing)
             if self._transfer is not None:
                 request = with_transfer(request, self._transfer)
         # The instance does not say why a policy ended it: a request that may move is handed off, else it is shed.
@@ -442,9 +448,7 @@ class RequestLifecycle:
             member.heard_s = now_s
             member.streams += not self._streams
             self._streams = True
-        if not self._started:
-            self._started = True
-            serving.router.started(self.job)
+        if self._placement.begin():
             serving.accounts.first_token(self.entry, now_s)
             self._no_longer_waits()
         serving.accounts.progress(self.entry, tokens, now_s)
@@ -497,14 +501,12 @@ class RequestLifecycle:
             else:
                 await client.refuse(GatewayError(500, "internal", reason))
 
-    def close(self) -> None:
+    def close(self, *, finished: bool) -> None:
         """Whatever became of it, it is nowhere any longer."""
         if self._comments is not None:
             self._comments.cancel()
         if self._timer is not None:
             self._timer.cancel()
-        if self._routed:
-            self.job.num_output_tokens = self.entry.tokens
-            self.serving.router.end(self.job)
+        self._placement.end(self.entry.tokens, finished=finished)
         if self._admission is not None:
             self.serving.queue.leave(self._admission)

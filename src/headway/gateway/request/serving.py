@@ -21,6 +21,7 @@ from headway.gateway.http.asgi_client import Client
 from headway.gateway.http.options import GatewayOptions
 from headway.gateway.http.refusal import GatewayError, no_instance
 from headway.gateway.request.admission_queue import AdmissionQueue
+from headway.gateway.request.central_queue import Batching, CentralQueue
 from headway.gateway.request.generation_request import GenerationRequest
 from headway.gateway.request.interrupt import Cut, InstanceLosses, Interrupt, WaitCut
 from headway.routing import Router
@@ -93,6 +94,7 @@ class Serving:
         *,
         clock: Callable[[], float] = time.monotonic,
         log: AccessLog | None = None,
+        batching: Batching | None = None,
     ) -> None:
         self.fleet = fleet
         self.router = router
@@ -102,6 +104,7 @@ class Serving:
         self.log = log
         self.accounts = Accounts()
         self.stored = StoredResponses()
+        self.batches = None if batching is None else CentralQueue(batching, fleet, clock)
         self.losses = InstanceLosses(router.lost)
         self.queue = AdmissionQueue(
             self._places,
@@ -185,6 +188,8 @@ class Serving:
         """Nothing is served any longer."""
         for task in self._beside:
             task.cancel()
+        if self.batches is not None:
+            self.batches.close()
         self.losses.close()
         if self.log is not None:
             self.log.close()

@@ -107,17 +107,16 @@ class Expired:
 
 @dataclass(slots=True)
 class OutOfMemory(Unchanging):
-    """A job that lost its KV for want of memory is handed back to its sender, instead of waiting again.
+    """A job that lost its KV for want of memory is handed back, if its sender would take it, instead of waiting again.
 
-    So a static batch that has outgrown the memory ends with an error, as it does where nothing can be
-    preempted, and a central queue can split it (Magnus section on out-of-memory). O(leaving).
+    So a central queue can split a batch that has outgrown the memory (Magnus section on out-of-memory). O(leaving).
     """
 
     _preempted: dict[Job, Departure] = field(default_factory=dict)
 
     def add(self, job: Job) -> None:
         """Note a job that waits because it was preempted; one whose KV is on the host has lost nothing."""
-        if job.num_preemptions and job.state is not JobState.SWAPPED:
+        if job.may_move and job.num_preemptions and job.state is not JobState.SWAPPED:
             self._preempted[job] = Departure.HAND_OFF
 
     def remove(self, job: Job) -> None:

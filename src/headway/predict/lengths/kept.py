@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any, Final, Literal
 
 import msgspec
@@ -15,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.errors import ConfigError
+from headway.predict.kept_file import KEEP_EVERY_S, FileKeeper
 from headway.predict.lengths.applications import KEY_BYTES, LINE, Application
 from headway.predict.lengths.features import FEATURES
 from headway.predict.lengths.predictor import LengthLearner
@@ -157,55 +156,8 @@ def _restore(arrays: Arrays, learner: LengthLearner) -> None:
         one.errors.count = int(arrays["counts"][index])
 
 
-logger = logging.getLogger(__name__)
-_PERIOD_S = 180.0
+class LengthKeeper(FileKeeper):
+    """A thread that saves `learner` now and then if it has learned since."""
 
-
-class LengthKeeper:
-    """A thread that saves `learner` every `period_s` if it has learned since.
-
-    A context manager: leaving it saves once more. A save that fails is logged once, and the learner goes on.
-    """
-
-    def __init__(self, learner: LengthLearner, path: Path, *, period_s: float = _PERIOD_S) -> None:
-        self._learner = learner
-        self._path = path
-        self._period_s = period_s
-        self._saved_answers = 0
-        self._has_failed = False
-        self._stopped = Event()
-        self._thread = Thread(target=self._run, name="headway-length-keeper", daemon=True)
-
-    def __enter__(self) -> LengthKeeper:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def start(self) -> None:
-        """Begin; once."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Wait for a save under way, and save what was learned since."""
-        self._stopped.set()
-        self._thread.join()
-        self._save()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(self._period_s):
-            self._save()
-
-    def _save(self) -> None:
-        answers = self._learner.num_answers
-        if answers == self._saved_answers:
-            return
-        try:
-            save_lengths(self._path, self._learner)
-        except OSError:
-            if not self._has_failed:
-                self._has_failed = True
-                logger.exception("lengths learned could not be saved; predictions go on")
-        else:
-            self._saved_answers = answers
+    def __init__(self, learner: LengthLearner, path: Path, *, period_s: float = KEEP_EVERY_S) -> None:
+        super().__init__(lambda: learner.num_answers, lambda: save_lengths(path, learner), period_s=period_s)

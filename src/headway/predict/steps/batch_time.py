@@ -60,6 +60,11 @@ class BatchTimeModel:
         """Batches it knows."""
         return len(self._seconds)
 
+    @property
+    def rows(self) -> list[BatchRow]:
+        """All batches it knows or has been told of, those told of last at the end."""
+        return [*self._grid, *self._learned, *self._pending]
+
     def predict(self, size: int, prompt_tokens: int, output_tokens: int) -> float:
         """Seconds of `size` members padded to these lengths. One product of a matrix and a vector: 20 us at 4,096."""
         point = np.array((size, prompt_tokens, output_tokens)) * self._scales

@@ -1,0 +1,94 @@
+"""How long answers will be, judged and learned beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from headway.core.hints import LENGTH, read_hints
+from headway.core.length_estimate import LengthEstimate
+from headway.errors import ConfigError
+from headway.gateway.request.generation_request import GenerationRequest
+from headway.gateway.request.prompt_text import prompt_text
+from headway.predict.lengths.facts import LengthPredictor, RequestFacts, SharedPrefix
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was known of a request when it came, and how long its answer was expected to be."""
+
+    facts: RequestFacts
+    estimate: LengthEstimate | None
+
+
+class LengthThread:
+    """Judges requests as they come and learns from answers as they finish, in the order it was told of either.
+
+    One thread of its own does both. What many prompts begin with is their instruction. Without a predictor lengths are
+    known only where clients say them (`headway_length`).
+    """
+
+    def __init__(self, predictor: LengthPredictor | None) -> None:
+        self._predictor = predictor
+        self._prefixes = SharedPrefix()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headway-lengths")
+        self._has_failed = False
+
+    async def judge(self, request: GenerationRequest, limit: int) -> Judged:
+        """The request with what is predicted of its answer, of at most `limit` tokens; asked once for each."""
+        said = _said(request)
+        if self._predictor is None or not request.one_answer:
+            return Judged(_without_text(request, limit), said)
+        judge = asyncio.get_running_loop().run_in_executor(self._thread, self._judge, request, limit)
+        judged = await judge
+        return judged if said is None else Judged(judged.facts, said)
+
+    def learn(self, facts: RequestFacts, output_tokens: int) -> None:
+        """An answer has finished; returns at once."""
+        predictor = self._predictor
+        if predictor is not None:
+            self._thread.submit(self._try, lambda: predictor.observe(facts, output_tokens))
+
+    def close(self) -> None:
+        """Wait for what is being learned; nothing is judged any longer."""
+        self._thread.shutdown()
+
+    def _judge(self, request: GenerationRequest, limit: int) -> Judged:
+        assert self._predictor is not None
+        facts = self._prefixes.facts(
+            prompt_text(request),
+            num_prompt_tokens=request.prompt_tokens,
+            max_output_tokens=limit,
+            tenant=request.share,
+        )
+        predictor, found = self._predictor, list[LengthEstimate | None]()
+        self._try(lambda: found.append(predictor.predict(facts)))
+        return Judged(facts, found[0] if found else None)
+
+    def _try(self, work: Callable[[], None]) -> None:
+        """Do it; what raises is logged the first time, and requests go on without a prediction."""
+        try:
+            work()
+        except Exception:
+            if not self._has_failed:
+                self._has_failed = True
+                _LOG.exception("predicting lengths failed; requests go on without a prediction where it does")
+
+
+def _without_text(request: GenerationRequest, limit: int) -> RequestFacts:
+    return RequestFacts(num_prompt_tokens=request.prompt_tokens, max_output_tokens=limit)
+
+
+def _said(request: GenerationRequest) -> LengthEstimate | None:
+    """What the client expects; None if it says nothing, or what the instance will refuse."""
+    if LENGTH not in request.xargs:
+        return None
+    try:
+        return read_hints(request.xargs).predicted_length
+    except ConfigError:
+        return None

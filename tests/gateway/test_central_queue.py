@@ -1,0 +1,359 @@
+"""Whole batches from one queue to instances, as clients and instances see it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from headway.core.length_estimate import LengthEstimate
+from headway.core.record import Outcome
+from headway.gateway.request.central_queue import Batching
+from headway.predict.lengths.facts import RequestFacts
+from headway.predict.steps.kept_batch_times import BatchTimes
+from headway.routing.batch_service import BatchCounts
+from headway.routing.magnus import BatchSettings
+from tests.gateway.fleets import until
+from tests.gateway.front import CHAT, PROMPT, Answer, Front, gateway
+from tests.gateway.upstream import Turn, answer_ids, prompt_ids, text_of, upstream
+
+ROOMY = 1_000_000
+STREAM = {**PROMPT, "stream": True}
+TEXT = text_of(answer_ids(prompt_ids("one two three"), 8))
+
+
+class Told:
+    """Knows each answer's length by its limit; keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.learned: list[tuple[RequestFacts, int]] = []
+
+    def predict(self, facts: RequestFacts) -> LengthEstimate | None:
+        return LengthEstimate.around(facts.max_output_tokens)
+
+    def observe(self, facts: RequestFacts, output_tokens: int) -> None:
+        self.learned.append((facts, output_tokens))
+
+
+def batching(row: str = "vs", predictor: Told | None = None, **settings: Any) -> Batching:
+    """Batches of two, unless said otherwise."""
+    given = {"capacity_tokens": ROOMY, "batch_size": 2, **settings}
+    times = BatchTimes(time.monotonic)
+    times.measured([(1, 100, 10, 1.0), (2, 100, 100, 10.0)])
+    return Batching(row=row, settings=BatchSettings(**given), times=times, predictor=predictor)
+
+
+class Gate:
+    """Instances that answer once they are let; until then each request waits there."""
+
+    def __init__(self) -> None:
+        self.opened = asyncio.Event()
+
+    async def answer(self, turn: Turn) -> None:
+        await self.opened.wait()
+        await turn.answer()
+
+
+async def post_all(
+    front: Front, bodies: Sequence[dict[str, Any]], path: str = "/v1/completions"
+) -> list[Answer]:
+    return await asyncio.gather(*(front.post(body, path) for body in bodies))
+
+
+def counts(front: Front) -> BatchCounts:
+    assert front.app.serving.batches is not None
+    return front.app.serving.batches.counts
+
+
+def named(count: int, **fields: Any) -> list[dict[str, Any]]:
+    return [{**STREAM, "request_id": f"{number}", **fields} for number in range(count)]
+
+
+def outcomes(front: Front) -> dict[str, Outcome | None]:
+    """Of all requests that ended, of which each name was there once."""
+    found = {entry.id: entry.outcome for entry in front.accounts.recent}
+    assert len(found) == len(front.accounts.recent)
+    return found
+
+
+async def test_a_batch_is_sent_whole_and_the_next_when_its_last_member_has_ended() -> None:
+    log: list[str] = []
+    both = asyncio.Barrier(2)
+
+    async def answer(turn: Turn) -> None:
+        await both.wait()  # answers start when both members have come, or never
+        log.append("start")
+        await turn.answer()
+        log.append("end")
+
+    async with upstream(act=answer) as one, gateway(one, batching=batching()) as front:
+        answers = await post_all(front, named(6))
+        assert {each.text for each in answers} == {TEXT}
+        assert [log.count("start"), log.count("end")] == [6, 6]
+        for first in (0, 4, 8):
+            assert sorted(log[first : first + 4]) == ["end", "end", "start", "start"]
+        await front.idle()
+        assert counts(front) == BatchCounts(sent=3, members=6)
+        assert set(outcomes(front).values()) == {Outcome.FINISHED}
+
+
+async def test_instances_share_the_queue_and_any_client_is_served() -> None:
+    at_once = asyncio.Barrier(2)  # neither answers before both are asked
+
+    async def answer(turn: Turn) -> None:
+        await at_once.wait()
+        await turn.answer()
+
+    bodies = {"/v1/completions": [PROMPT, STREAM], "/v1/chat/completions": [CHAT, {**CHAT, "stream": True}]}
+    async with (
+        upstream("a", act=answer) as first,
+        upstream("b", act=answer) as second,
+        gateway(first, second, batching=batching(batch_size=1)) as front,
+    ):
+        found = await asyncio.gather(*(post_all(front, each, path) for path, each in bodies.items()))
+        assert {each.status for answers in found for each in answers} == {200}
+        assert (len(first.turns), len(second.turns)) == (2, 2)
+
+
+async def test_like_lengths_share_a_batch_and_what_was_learned_is_told() -> None:
+    # Limits 8, 8 and 300: with (3, 300) a short one would waste 292 x (3 + (8 + 299) / 2) = 45 698, over Phi.
+    told, gate = Told(), Gate()
+    batches = batching("magnus", told, batch_size=None)
+    prompt = [5, 6, 7]
+    limits = {"first": 8, "a": 8, "long": 300, "b": 8}
+    async with upstream(act=gate.answer) as one, gateway(one, batching=batches) as front:
+        asked = {
+            name: asyncio.create_task(
+                front.post({**STREAM, "prompt": prompt, "max_tokens": limit, "request_id": name})
+            )
+            for name, limit in limits.items()
+            if name == "first"
+        }
+        await until(lambda: len(one.turns) == 1)  # alone, as it came first
+        for name in ("a", "long", "b"):
+            body = {**STREAM, "prompt": prompt, "max_tokens": limits[name], "request_id": name}
+            asked[name] = asyncio.create_task(front.post(body))
+        await until(lambda: counts(front).waiting == 2)
+        gate.opened.set()
+        assert {(await each).status for each in asked.values()} == {200}
+        await front.idle()
+        assert counts(front) == BatchCounts(sent=3, members=4)
+        await until(lambda: len(told.learned) == 4)
+        assert sorted(tokens for _, tokens in told.learned) == [8, 8, 8, 300]
+        assert {facts.num_prompt_tokens for facts, _ in told.learned} == {3}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_batch_that_runs_out_of_memory_is_split_and_every_answer_is_whole(stream: bool) -> None:
+    """Two of three are given back in the midst of their answers, and wait again as a batch of their own."""
+    first_three = asyncio.Barrier(3)
+
+    async def answer(turn: Turn) -> None:
+        turns = turn.upstream.turns
+        if len(turns) > 3:
+            return await turn.answer()
+        await first_three.wait()
+        if turn is turns[0]:
+            return await turn.answer()
+        assert turn.xargs["headway_may_move"] == 1
+        if not turn.streams:
+            return await turn.leave("handed_off")
+        await turn.begin()
+        await turn.token()
+        await turn.token(finish="abort", stop="headway:handed_off")
+        await turn.end()
+
+    async with upstream(act=answer) as one, gateway(one, batching=batching(batch_size=3)) as front:
+        answers = await post_all(
+            front, [{**PROMPT, "request_id": f"{n}", "stream": stream} for n in range(3)]
+        )
+        found = {each.text if stream else each.json["choices"][0]["text"] for each in answers}
+        assert found == {TEXT}
+        await front.idle()
+        assert counts(front) == BatchCounts(sent=2, members=5, split=1)
+        assert set(outcomes(front).values()) == {Outcome.FINISHED}
+        assert [turn.xargs["headway_may_move"] for turn in one.turns[3:]] == [0, 0]
+
+
+async def test_what_could_not_go_on_elsewhere_is_never_given_back() -> None:
+    """A parser of tools reads an answer from its beginning; several answers are several jobs."""
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    bodies = [{**CHAT, "stream": True, "tools": tools}, {**CHAT, "n": 2, "temperature": 0.5}]
+    async with upstream() as one, gateway(one, batching=batching()) as front:
+        await post_all(front, bodies, "/v1/chat/completions")
+        assert [turn.xargs["headway_may_move"] for turn in one.turns] == [0, 0]
+
+
+async def test_what_an_instance_had_that_died_is_served_by_the_other() -> None:
+    async def die(turn: Turn) -> None:
+        turn.upstream.sick = True
+        if turn.streams:
+            await turn.begin()
+            await turn.token()
+        turn.die()
+
+    async with (
+        upstream("a", act=die) as first,
+        upstream("b") as second,
+        gateway(first, second, batching=batching(batch_size=2)) as front,
+    ):
+        answers = await post_all(front, named(8))
+        assert {each.text for each in answers} == {TEXT}
+        await front.idle()
+        assert set(outcomes(front).values()) == {Outcome.FINISHED}
+        assert counts(front).split >= 1
+        assert len(second.turns) == 8
+
+
+async def test_a_client_that_leaves_is_taken_out_of_the_queue_or_its_answer_is_dropped() -> None:
+    gate = Gate()
+    async with upstream(act=gate.answer) as one, gateway(one, batching=batching()) as front:
+        asked = [asyncio.create_task(front.post(body)) for body in named(2)]
+        await until(lambda: len(one.turns) == 2)
+        waiting = [asyncio.create_task(front.post({**STREAM, "request_id": f"w{n}"})) for n in range(3)]
+        await until(lambda: counts(front).waiting == 2)
+        for gone in (asked[0], waiting[0], waiting[2]):
+            gone.cancel()
+        await until(lambda: len(front.accounts.recent) == 3)
+        assert counts(front).waiting == 1
+        gate.opened.set()
+        assert (await asked[1]).text == (await waiting[1]).text == TEXT
+        await front.idle()
+        ends = outcomes(front)
+        cancelled = {name for name, outcome in ends.items() if outcome is Outcome.CANCELLED}
+        assert cancelled == {"0", "w0", "w2"}
+        assert counts(front) == BatchCounts(sent=2, members=3)
+
+
+async def test_what_waits_beyond_its_target_is_expired() -> None:
+    gate = Gate()
+    async with upstream(act=gate.answer) as one, gateway(one, batching=batching(batch_size=1)) as front:
+        busy = asyncio.create_task(front.post({**STREAM, "request_id": "busy"}))
+        await until(lambda: len(one.turns) == 1)
+        late = await front.post(PROMPT, x_slo_ttft_ms="50")
+        assert (late.status, late.error["code"]) == (429, "expired")
+        assert counts(front).waiting == 0
+        gate.opened.set()
+        assert (await busy).status == 200
+
+
+async def test_a_request_of_several_answers_takes_as_many_seats() -> None:
+    gate = Gate()
+    async with upstream(act=gate.answer) as one, gateway(one, batching=batching(batch_size=3)) as front:
+        busy = asyncio.create_task(front.post({**STREAM, "request_id": "busy"}))
+        await until(lambda: len(one.turns) == 1)
+        asked = [asyncio.create_task(front.post({**PROMPT, "n": 2})) for _ in range(2)]
+        await until(lambda: counts(front).waiting == 2)
+        gate.opened.set()
+        await asyncio.gather(busy, *asked)
+
+
+async def test_what_is_wanted_of_one_instance_goes_there_beside_the_batches() -> None:
+    async with (
+        upstream("a", models_there=["small", "adapter"]) as first,
+        upstream("b") as second,
+        gateway(first, second, batching=batching()) as front,
+    ):
+        answers = [await front.post({**STREAM, "model": "adapter"}) for _ in range(2)]
+        assert {each.text for each in answers} == {TEXT}
+        assert (len(first.turns), len(second.turns)) == (2, 0)
+        assert counts(front) == BatchCounts()
+
+
+async def test_without_a_word_of_memory_requests_are_refused_by_name() -> None:
+    async with upstream() as one, gateway(one, batching=batching(capacity_tokens=None)) as front:
+        refused = await front.post(PROMPT)
+        assert refused.status == 503
+        assert (
+            "does not say how much KV memory it has; accepted: vLLM with metrics, or --kv-tokens"
+            in (refused.error["message"])
+        )
+        one.more_metrics = 'vllm:cache_config_info{block_size="10",num_gpu_blocks="11"} 1.0\n'
+        assert (await front.post(PROMPT)).status == 200
+
+
+async def test_the_memory_is_what_the_smallest_instance_says() -> None:
+    line = 'vllm:cache_config_info{block_size="10",cache_dtype="auto",num_gpu_blocks="%d"} 1.0\n'
+    gate = Gate()
+    plan = batching("abp", capacity_tokens=None, batch_size=None)
+    async with (
+        upstream("a", act=gate.answer, more_metrics=line % 1000) as first,
+        upstream("b", act=gate.answer, more_metrics=line % 5) as second,
+        gateway(first, second, batching=plan) as front,
+    ):
+        # The smaller has four blocks beside the null block: two times 3 + 8 tokens are two blocks each.
+        body = {**STREAM, "prompt": [5, 6, 7]}
+        asked = [asyncio.create_task(front.post(body)) for _ in range(2)]
+        await until(lambda: len(first.turns) == 2)
+        asked += [asyncio.create_task(front.post(body)) for _ in range(3)]
+        await until(lambda: len(second.turns) == 2 and counts(front).waiting == 1)
+        gate.opened.set()
+        assert {(await each).status for each in asked} == {200}
+
+
+async def test_batch_times_are_measured_first_where_the_row_asks_for_them() -> None:
+    plan = Batching(
+        row="magnus", settings=BatchSettings(capacity_tokens=ROOMY), times=BatchTimes(time.monotonic)
+    )
+    async with upstream() as one, gateway(one, batching=plan) as front:
+        assert (await front.post(STREAM)).text == TEXT
+        made_up = [turn for turn in one.turns if turn.body.get("ignore_eos")]
+        # Of one and of eight members, of two prompts and two answers, twice each.
+        assert len(made_up) == (1 + 8) * 2 * 2 * 2
+        assert plan.times.is_known
+        assert len(front.accounts.recent) == 1
+
+
+async def test_a_server_that_serves_no_made_up_batch_is_served_first_come_first_served() -> None:
+    async def answer(turn: Turn) -> None:
+        if turn.body.get("ignore_eos"):
+            await turn.refuse(400, b"unknown field")
+        else:
+            await turn.answer()
+
+    plan = Batching(
+        row="magnus", settings=BatchSettings(capacity_tokens=ROOMY), times=BatchTimes(time.monotonic)
+    )
+    async with upstream(act=answer) as one, gateway(one, batching=plan) as front:
+        assert (await front.post(STREAM)).text == TEXT
+        assert not plan.times.is_known
+
+
+async def test_metrics_tell_of_batches() -> None:
+    async with upstream() as one, gateway(one, batching=batching()) as front:
+        await post_all(front, named(2))
+        await front.idle()
+        text = (await front.get("/metrics")).body.decode()
+        for line in (
+            "headway_gateway_batches_total 1.0",
+            "headway_gateway_batch_members_total 2.0",
+            "headway_gateway_batches_split_total 0.0",
+            "headway_gateway_batches_waiting 0.0",
+        ):
+            assert line in text
+
+
+async def test_limits_hold_while_requests_wait_in_the_queue() -> None:
+    gate = Gate()
+    plan = batching(batch_size=1)
+    async with upstream(act=gate.answer) as one, gateway(one, batching=plan, max_queue=2) as front:
+        asked = [asyncio.create_task(front.post(body)) for body in named(2)]
+        await until(lambda: counts(front).waiting == 1)
+        assert (await front.post(PROMPT)).error["code"] == "queue_full"
+        gate.opened.set()
+        assert {(await each).text for each in asked} == {TEXT}
+
+
+async def test_a_gateway_that_ends_tells_what_waits() -> None:
+    gate = Gate()
+    plan = batching(batch_size=1)
+    async with upstream(act=gate.answer) as one, gateway(one, batching=plan, drain_s=0.1) as front:
+        busy = asyncio.create_task(front.post(PROMPT))
+        await until(lambda: len(one.turns) == 1)
+        waits = asyncio.create_task(front.post(PROMPT))
+        await until(lambda: counts(front).waiting == 1)
+        front.stop.set()
+        assert {(await busy).status, (await waits).status} == {503}
