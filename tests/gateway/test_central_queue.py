@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from headway.routing.batch_service import BatchCounts
 from headway.routing.magnus import BatchSettings
 from tests.gateway.fleets import until
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, gateway
-from tests.gateway.upstream import Turn, answer_ids, prompt_ids, text_of, upstream
+from tests.gateway.upstream import Act, Turn, Upstream, answer_ids, prompt_ids, text_of, upstream
 
 ROOMY = 1_000_000
 STREAM = {**PROMPT, "stream": True}
@@ -47,14 +48,46 @@ def batching(row: str = "vs", predictor: Told | None = None, **settings: Any) ->
 
 
 class Gate:
-    """Instances that answer once they are let; until then each request waits there."""
+    """An instance that holds its first request, and does as `then` says with those that come in batches after it."""
 
-    def __init__(self) -> None:
+    def __init__(self, then: Act = Turn.answer) -> None:
         self.opened = asyncio.Event()
+        self._then = then
 
     async def answer(self, turn: Turn) -> None:
+        first = turn is turn.upstream.turns[0]
         await self.opened.wait()
-        await turn.answer()
+        await (Turn.answer if first else self._then)(turn)
+
+    async def hold(self, front: Front, one: Upstream) -> asyncio.Task[Answer]:
+        """The request that keeps the instance busy, so that those that come now share batches."""
+        busy = asyncio.create_task(front.post({**STREAM, "request_id": "busy"}))
+        await until(lambda: len(one.turns) == 1)
+        return busy
+
+
+@asynccontextmanager
+async def held(then: Act = Turn.answer, **settings: Any) -> AsyncIterator[tuple[Gate, Upstream, Front]]:
+    """A gateway before one instance that is busy with a request of its own until the gate opens."""
+    gate = Gate(then)
+    async with upstream(act=gate.answer) as one, gateway(one, batching=batching(**settings)) as front:
+        busy = await gate.hold(front, one)
+        yield gate, one, front
+        assert (await busy).text == TEXT
+
+
+async def queued(
+    front: Front, bodies: Sequence[dict[str, Any]], path: str = "/v1/completions"
+) -> list[asyncio.Task[Answer]]:
+    """The requests, sent one after another, once all of them are in the queue or at the instance."""
+    queue = front.app.serving.batches
+    assert queue is not None
+    asked = []
+    for body in bodies:
+        known = len(queue._called)
+        asked.append(asyncio.create_task(front.post(body, path)))
+        await until(lambda known=known: len(queue._called) > known)
+    return asked
 
 
 async def post_all(
@@ -89,15 +122,18 @@ async def test_a_batch_is_sent_whole_and_the_next_when_its_last_member_has_ended
         await turn.answer()
         log.append("end")
 
-    async with upstream(act=answer) as one, gateway(one, batching=batching()) as front:
-        answers = await post_all(front, named(6))
-        assert {each.text for each in answers} == {TEXT}
-        assert [log.count("start"), log.count("end")] == [6, 6]
+    async with held(answer) as (gate, _, front):
+        asked = await queued(front, named(6))
+        gate.opened.set()
+        assert {(await each).text for each in asked} == {TEXT}
         for first in (0, 4, 8):
             assert sorted(log[first : first + 4]) == ["end", "end", "start", "start"]
         await front.idle()
-        assert counts(front) == BatchCounts(sent=3, members=6)
+        assert counts(front) == BatchCounts(sent=4, members=7)
         assert set(outcomes(front).values()) == {Outcome.FINISHED}
+        text = (await front.get("/metrics")).body.decode()
+        for line in ("es_total 4.0", "_members_total 7.0", "es_split_total 0.0", "es_waiting 0.0"):
+            assert f"headway_gateway_batch{line}" in text
 
 
 async def test_instances_share_the_queue_and_any_client_is_served() -> None:
@@ -120,25 +156,13 @@ async def test_instances_share_the_queue_and_any_client_is_served() -> None:
 
 async def test_like_lengths_share_a_batch_and_what_was_learned_is_told() -> None:
     # Limits 8, 8 and 300: with (3, 300) a short one would waste 292 x (3 + (8 + 299) / 2) = 45 698, over Phi.
-    told, gate = Told(), Gate()
-    batches = batching("magnus", told, batch_size=None)
-    prompt = [5, 6, 7]
-    limits = {"first": 8, "a": 8, "long": 300, "b": 8}
-    async with upstream(act=gate.answer) as one, gateway(one, batching=batches) as front:
-        asked = {
-            name: asyncio.create_task(
-                front.post({**STREAM, "prompt": prompt, "max_tokens": limit, "request_id": name})
-            )
-            for name, limit in limits.items()
-            if name == "first"
-        }
-        await until(lambda: len(one.turns) == 1)  # alone, as it came first
-        for name in ("a", "long", "b"):
-            body = {**STREAM, "prompt": prompt, "max_tokens": limits[name], "request_id": name}
-            asked[name] = asyncio.create_task(front.post(body))
-        await until(lambda: counts(front).waiting == 2)
+    told = Told()
+    async with held(row="magnus", predictor=told, batch_size=None) as (gate, _, front):
+        bodies = [{**STREAM, "prompt": [5, 6, 7], "max_tokens": limit} for limit in (8, 300, 8)]
+        asked = await queued(front, bodies)
+        assert counts(front).waiting == 2
         gate.opened.set()
-        assert {(await each).status for each in asked.values()} == {200}
+        assert {(await each).status for each in asked} == {200}
         await front.idle()
         assert counts(front) == BatchCounts(sent=3, members=4)
         await until(lambda: len(told.learned) == 4)
@@ -149,14 +173,14 @@ async def test_like_lengths_share_a_batch_and_what_was_learned_is_told() -> None
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_batch_that_runs_out_of_memory_is_split_and_every_answer_is_whole(stream: bool) -> None:
     """Two of three are given back in the midst of their answers, and wait again as a batch of their own."""
-    first_three = asyncio.Barrier(3)
+    all_three = asyncio.Barrier(3)
 
     async def answer(turn: Turn) -> None:
-        turns = turn.upstream.turns
-        if len(turns) > 3:
+        place = turn.upstream.turns.index(turn)
+        if place > 3:
             return await turn.answer()
-        await first_three.wait()
-        if turn is turns[0]:
+        await all_three.wait()
+        if place == 1:
             return await turn.answer()
         assert turn.xargs["headway_may_move"] == 1
         if not turn.streams:
@@ -166,16 +190,17 @@ async def test_a_batch_that_runs_out_of_memory_is_split_and_every_answer_is_whol
         await turn.token(finish="abort", stop="headway:handed_off")
         await turn.end()
 
-    async with upstream(act=answer) as one, gateway(one, batching=batching(batch_size=3)) as front:
-        answers = await post_all(
-            front, [{**PROMPT, "request_id": f"{n}", "stream": stream} for n in range(3)]
-        )
+    async with held(answer, batch_size=3) as (gate, one, front):
+        asked = await queued(front, [{**PROMPT, "stream": stream}] * 3)
+        gate.opened.set()
+        answers = [await each for each in asked]
         found = {each.text if stream else each.json["choices"][0]["text"] for each in answers}
         assert found == {TEXT}
         await front.idle()
-        assert counts(front) == BatchCounts(sent=2, members=5, split=1)
-        assert set(outcomes(front).values()) == {Outcome.FINISHED}
-        assert [turn.xargs["headway_may_move"] for turn in one.turns[3:]] == [0, 0]
+        assert counts(front).split == 1
+        assert counts(front).members == 1 + 3 + 2
+        assert {entry.outcome for entry in front.accounts.recent} == {Outcome.FINISHED}
+        assert [turn.xargs["headway_may_move"] for turn in one.turns[4:]] == [0, 0]
 
 
 async def test_what_could_not_go_on_elsewhere_is_never_given_back() -> None:
@@ -209,46 +234,45 @@ async def test_what_an_instance_had_that_died_is_served_by_the_other() -> None:
 
 
 async def test_a_client_that_leaves_is_taken_out_of_the_queue_or_its_answer_is_dropped() -> None:
-    gate = Gate()
-    async with upstream(act=gate.answer) as one, gateway(one, batching=batching()) as front:
-        asked = [asyncio.create_task(front.post(body)) for body in named(2)]
-        await until(lambda: len(one.turns) == 2)
-        waiting = [asyncio.create_task(front.post({**STREAM, "request_id": f"w{n}"})) for n in range(3)]
-        await until(lambda: counts(front).waiting == 2)
-        for gone in (asked[0], waiting[0], waiting[2]):
-            gone.cancel()
-        await until(lambda: len(front.accounts.recent) == 3)
-        assert counts(front).waiting == 1
+    leaves = asyncio.Event()
+
+    async def answer(turn: Turn) -> None:
+        await leaves.wait()
+        await turn.answer()
+
+    async with held(answer) as (gate, one, front):
+        asked = await queued(front, named(5))  # two batches of two, and one of one
+        for gone in (2, 4):
+            asked[gone].cancel()
+        await until(lambda: len(front.accounts.recent) == 2)
+        assert counts(front).waiting == 2
         gate.opened.set()
-        assert (await asked[1]).text == (await waiting[1]).text == TEXT
+        await until(lambda: len(one.turns) == 3)  # the first two are being served
+        asked[0].cancel()
+        await until(lambda: len(front.accounts.recent) == 4)
+        leaves.set()
+        assert (await asked[1]).text == (await asked[3]).text == TEXT
         await front.idle()
         ends = outcomes(front)
         cancelled = {name for name, outcome in ends.items() if outcome is Outcome.CANCELLED}
-        assert cancelled == {"0", "w0", "w2"}
-        assert counts(front) == BatchCounts(sent=2, members=3)
+        assert cancelled == {"0", "2", "4"}
+        assert counts(front) == BatchCounts(sent=3, members=4)
 
 
 async def test_what_waits_beyond_its_target_is_expired() -> None:
-    gate = Gate()
-    async with upstream(act=gate.answer) as one, gateway(one, batching=batching(batch_size=1)) as front:
-        busy = asyncio.create_task(front.post({**STREAM, "request_id": "busy"}))
-        await until(lambda: len(one.turns) == 1)
+    async with held() as (gate, _, front):
         late = await front.post(PROMPT, x_slo_ttft_ms="50")
         assert (late.status, late.error["code"]) == (429, "expired")
         assert counts(front).waiting == 0
         gate.opened.set()
-        assert (await busy).status == 200
 
 
 async def test_a_request_of_several_answers_takes_as_many_seats() -> None:
-    gate = Gate()
-    async with upstream(act=gate.answer) as one, gateway(one, batching=batching(batch_size=3)) as front:
-        busy = asyncio.create_task(front.post({**STREAM, "request_id": "busy"}))
-        await until(lambda: len(one.turns) == 1)
-        asked = [asyncio.create_task(front.post({**PROMPT, "n": 2})) for _ in range(2)]
-        await until(lambda: counts(front).waiting == 2)
+    async with held(batch_size=3) as (gate, _, front):
+        asked = await queued(front, [{**PROMPT, "n": 2}] * 2)
+        assert counts(front).waiting == 2
         gate.opened.set()
-        await asyncio.gather(busy, *asked)
+        await asyncio.gather(*asked)
 
 
 async def test_what_is_wanted_of_one_instance_goes_there_beside_the_batches() -> None:
@@ -277,21 +301,20 @@ async def test_without_a_word_of_memory_requests_are_refused_by_name() -> None:
 
 async def test_the_memory_is_what_the_smallest_instance_says() -> None:
     line = 'vllm:cache_config_info{block_size="10",cache_dtype="auto",num_gpu_blocks="%d"} 1.0\n'
-    gate = Gate()
+    first_gate, second_gate = Gate(), Gate()
     plan = batching("abp", capacity_tokens=None, batch_size=None)
     async with (
-        upstream("a", act=gate.answer, more_metrics=line % 1000) as first,
-        upstream("b", act=gate.answer, more_metrics=line % 5) as second,
+        upstream("a", act=first_gate.answer, more_metrics=line % 1000) as first,
+        upstream("b", act=second_gate.answer, more_metrics=line % 5) as second,
         gateway(first, second, batching=plan) as front,
     ):
+        busy = [await first_gate.hold(front, first), await second_gate.hold(front, second)]
         # The smaller has four blocks beside the null block: two times 3 + 8 tokens are two blocks each.
-        body = {**STREAM, "prompt": [5, 6, 7]}
-        asked = [asyncio.create_task(front.post(body)) for _ in range(2)]
-        await until(lambda: len(first.turns) == 2)
-        asked += [asyncio.create_task(front.post(body)) for _ in range(3)]
-        await until(lambda: len(second.turns) == 2 and counts(front).waiting == 1)
-        gate.opened.set()
-        assert {(await each).status for each in asked} == {200}
+        asked = await queued(front, [{**STREAM, "prompt": [5, 6, 7]}] * 3)
+        assert counts(front).waiting == 2
+        first_gate.opened.set()
+        second_gate.opened.set()
+        assert {(await each).status for each in (*busy, *asked)} == {200}
 
 
 async def test_batch_times_are_measured_first_where_the_row_asks_for_them() -> None:
@@ -322,26 +345,13 @@ async def test_a_server_that_serves_no_made_up_batch_is_served_first_come_first_
         assert not plan.times.is_known
 
 
-async def test_metrics_tell_of_batches() -> None:
-    async with upstream() as one, gateway(one, batching=batching()) as front:
-        await post_all(front, named(2))
-        await front.idle()
-        text = (await front.get("/metrics")).body.decode()
-        for line in (
-            "headway_gateway_batches_total 1.0",
-            "headway_gateway_batch_members_total 2.0",
-            "headway_gateway_batches_split_total 0.0",
-            "headway_gateway_batches_waiting 0.0",
-        ):
-            assert line in text
-
-
 async def test_limits_hold_while_requests_wait_in_the_queue() -> None:
     gate = Gate()
-    plan = batching(batch_size=1)
-    async with upstream(act=gate.answer) as one, gateway(one, batching=plan, max_queue=2) as front:
-        asked = [asyncio.create_task(front.post(body)) for body in named(2)]
-        await until(lambda: counts(front).waiting == 1)
+    async with (
+        upstream(act=gate.answer) as one,
+        gateway(one, batching=batching(batch_size=1), max_queue=2) as front,
+    ):
+        asked = [await gate.hold(front, one), *await queued(front, [STREAM])]
         assert (await front.post(PROMPT)).error["code"] == "queue_full"
         gate.opened.set()
         assert {(await each).text for each in asked} == {TEXT}
@@ -349,11 +359,11 @@ async def test_limits_hold_while_requests_wait_in_the_queue() -> None:
 
 async def test_a_gateway_that_ends_tells_what_waits() -> None:
     gate = Gate()
-    plan = batching(batch_size=1)
-    async with upstream(act=gate.answer) as one, gateway(one, batching=plan, drain_s=0.1) as front:
-        busy = asyncio.create_task(front.post(PROMPT))
+    async with (
+        upstream(act=gate.answer) as one,
+        gateway(one, batching=batching(batch_size=1), drain_s=0.1) as front,
+    ):
+        asked = await queued(front, [PROMPT, PROMPT])
         await until(lambda: len(one.turns) == 1)
-        waits = asyncio.create_task(front.post(PROMPT))
-        await until(lambda: counts(front).waiting == 1)
         front.stop.set()
-        assert {(await busy).status, (await waits).status} == {503}
+        assert {(await each).status for each in asked} == {503}

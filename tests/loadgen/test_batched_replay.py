@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,11 +35,18 @@ def requests(count: int) -> list[TraceRequest]:
 async def test_whole_batches_go_to_all_servers_and_every_request_is_recorded_once(
     server: FakeServer, other_server: FakeServer
 ) -> None:
-    at_once = asyncio.Barrier(4)  # two batches of two are served at a time, or none ever
+    at_once = asyncio.Barrier(2)  # two are answered at a time, whether of one batch or of two
+    running: Counter[str] = Counter()
+    most = 0
 
     async def answer(stream: Stream) -> None:
+        nonlocal most
+        host = stream.request.host
+        running[host] += 1
+        most = max(most, *running.values())
         await at_once.wait()
         await stream.answer_in_full()
+        running[host] -= 1
 
     server.answer = other_server.answer = answer
     kept: list[Record] = []
@@ -52,8 +60,8 @@ async def test_whole_batches_go_to_all_servers_and_every_request_is_recorded_onc
     assert [(record.outcome, record.output_tokens) for record in kept] == [(Outcome.FINISHED, 4)] * 8
     assert sorted(record.id for record in kept) == sorted(f"{number}" for number in range(8))
     assert report.batches is not None
-    assert (report.batches.sent, report.batches.members) == (4, 8)
-    assert (len(server.bodies), len(other_server.bodies)) == (4, 4)
+    assert report.batches.members == len(server.bodies) + len(other_server.bodies) == 8
+    assert most <= 2
 
 
 async def test_the_servers_key_is_the_replays(server: FakeServer) -> None:
