@@ -86,7 +86,8 @@ async def queued(
     for body in bodies:
         known = len(queue._called)
         asked.append(asyncio.create_task(front.post(body, path)))
-        await until(lambda known=known: len(queue._called) > known)
+        while len(queue._called) == known:
+            await asyncio.sleep(0.01)
     return asked
 
 

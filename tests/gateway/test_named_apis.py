@@ -137,6 +137,23 @@ async def test_where_it_cannot_go_elsewhere_it_is_to_come_again(path: str, strea
 
 
 @PATHS
+@BOTH
+async def test_what_is_given_up_when_its_target_has_passed_is_told_that_its_time_ran_out(
+    path: str, stream: bool
+) -> None:
+    async def give_up_late(turn: Turn) -> None:
+        await asyncio.sleep(0.1)
+        await answering(0)(turn)
+
+    async with upstream(act=give_up_late) as instance, gateway(instance) as front:
+        answer = await ask(front, path, stream=stream, **{"x-slo-ttft-ms": "50"})
+        error = json.loads(answer.body)["error"]
+        assert (answer.status, error["code"]) == (429, "expired")
+        assert "its time ran out" in error["message"]
+        counts(front, expired=1)
+
+
+@PATHS
 async def test_an_empty_answer_of_an_instance_without_a_policy_is_one(path: str) -> None:
     async with upstream(act=answering(0), headway=False) as instance, gateway(instance) as front:
         assert (await ask(front, path, stream=True)).body == stream_of(path, 0)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
-from itertools import product
+from itertools import chain, product
 
 from headway.lab.kept_runs import release
 from headway.lab.simulation import fingerprint
@@ -17,6 +17,7 @@ from headway_reproduce.magnus.setting import (
     CCB,
     LOADS,
     MAGNUS,
+    MORE_PHIS,
     PHI,
     PHI_LOADS,
     PHI_SEED,
@@ -24,9 +25,12 @@ from headway_reproduce.magnus.setting import (
     POLICIES,
     PREDICTING,
     SEEDS,
+    STRETCH,
+    STRETCH_LOAD,
     TODAY,
     VS,
     VSQ,
+    Phi,
 )
 
 
@@ -34,17 +38,19 @@ from headway_reproduce.magnus.setting import (
 class MagnusChange:
     """What differs from the paper's setting, to find the reason of a figure (ours).
 
-    `true_lengths` in place of predicted ones; a predictor that never learns (`learns`); an engine without the fitted
-    overhead, or whose cache is not copied; batches of `max_batch` at most; answers planned `safety` times as long as
-    predicted.
+    `true_lengths` in place of predicted ones; a predictor that never learns (`learns`), or sees nothing of what inputs
+    say but their lengths (`text`); an engine without the fitted overhead, or whose cache is not copied; batches of
+    `max_batch` at most; answers planned `safety` times as long as predicted; texts `stretch` times as long.
     """
 
     true_lengths: bool = False
     learns: bool = True
+    text: bool = True
     overhead: bool = True
     copies: bool = True
     max_batch: int | None = None
     safety: float = 1.0
+    stretch: int = 1
 
 
 UNCHANGED = MagnusChange()
@@ -58,7 +64,7 @@ class MagnusRun:
     policy: str
     seed: int
     rate_rps: float
-    phi: int = PHI
+    phi: Phi = PHI
     change: MagnusChange = UNCHANGED
 
     def digest(self) -> str:
@@ -89,16 +95,20 @@ def _fingerprint(policy: str, change: MagnusChange) -> str:
 # ---- which runs are made -------------------------------------------------------------------------------
 
 QUICK_LOADS = (0.8, 1.5, 4.0)
-QUICK_PHI_LOADS = (4.0,)
+QUICK_CHANGED_LOADS = (4.0,)
 CHANGED_LOADS = (1.5, 4.0)
 MOST_IN_A_BATCH, SAFETY = 28, 1.5
+TRUE_LENGTHS, NEVER_LEARNS = MagnusChange(true_lengths=True), MagnusChange(learns=False)
+NO_TEXT, IN_PLACE = MagnusChange(text=False), MagnusChange(copies=False)
+STRETCHED = MagnusChange(stretch=STRETCH)
 
 CHANGES = {
-    "true lengths": MagnusChange(true_lengths=True),
-    "a predictor that never learns": MagnusChange(learns=False),
+    "true lengths": TRUE_LENGTHS,
+    "a predictor that never learns": NEVER_LEARNS,
+    "a predictor without the inputs' text": NO_TEXT,
     f"answers planned {SAFETY:g} times as long": MagnusChange(safety=SAFETY),
     f"batches of {MOST_IN_A_BATCH} at most": MagnusChange(max_batch=MOST_IN_A_BATCH),
-    "a cache that is written in place": MagnusChange(copies=False),
+    "a cache that is written in place": IN_PLACE,
     "no overhead of the engine": MagnusChange(overhead=False),
 }
 """What is changed, one thing at a time (ours)."""
@@ -116,12 +126,12 @@ class MagnusPoint:
     """One setting that policies are compared at; `load` 0 is all requests at once."""
 
     load: float
-    phi: int = PHI
+    phi: Phi = PHI
     change: MagnusChange = UNCHANGED
     seed: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.load:g} of vs's capacity, Phi {self.phi:,}" if self.load else "all at once"
+        return f"{self.load:g} of vs's capacity, Phi {self.phi}" if self.load else "all at once"
 
 
 Capacity = Callable[[MagnusChange], float]
@@ -134,9 +144,9 @@ Pairs = list[tuple[MagnusPoint, str]]
 class MagnusScope:
     """How much is run on which rows, given what vs gets through.
 
-    The quick part has one seed; loads of 0.8, 1.5 and 4 of vs's capacity for every policy and for vLLM; Phi is swept
-    at a load of 4 alone; nothing is changed to find reasons, and nothing runs on a real engine. Requests and capacity
-    are the same in both.
+    The quick part has one seed; loads of 0.8, 1.5 and 4 of vs's capacity for every policy and for vLLM; fewer values of
+    Phi, and none on longer texts; things are changed to find reasons at a load of 4 alone, and nothing runs on a real
+    engine. Requests and capacity are the same in both.
     """
 
     source: DataSource
@@ -154,15 +164,19 @@ class MagnusScope:
 
     def phis(self) -> list[MagnusPoint]:
         """The sweep, on a seed of its own."""
-        loads = QUICK_PHI_LOADS if self.quick else PHI_LOADS
-        return [MagnusPoint(load=load, phi=phi, seed=PHI_SEED) for load, phi in product(loads, PHIS)]
+        phis = PHIS if self.quick else (*PHIS, *MORE_PHIS)
+        return [MagnusPoint(load=load, phi=phi, seed=PHI_SEED) for load, phi in product(PHI_LOADS, phis)]
+
+    def stretched_phis(self) -> list[MagnusPoint]:
+        """The same on longer texts."""
+        phis = () if self.quick else PHIS
+        return [MagnusPoint(load=STRETCH_LOAD, phi=phi, change=STRETCHED, seed=PHI_SEED) for phi in phis]
 
     def changed(self) -> dict[str, list[MagnusPoint]]:
         """What is changed -> points with it."""
-        if self.quick:
-            return {}
+        loads = QUICK_CHANGED_LOADS if self.quick else CHANGED_LOADS
         return {
-            name: [MagnusPoint(load=load, change=change) for load in CHANGED_LOADS]
+            name: [MagnusPoint(load=load, change=change) for load in loads]
             for name, change in CHANGES.items()
         }
 
@@ -174,7 +188,8 @@ class MagnusScope:
 
     def _capacity_pairs(self) -> Pairs:
         """All requests at once under vs, on each engine there is."""
-        changes = [point.change for points in self.changed().values() for point in points]
+        points = [*chain.from_iterable(self.changed().values()), *self.stretched_phis()]
+        changes = [point.change for point in points]
         engines = dict.fromkeys([UNCHANGED, *map(engine_of, changes)])
         return [(MagnusPoint(load=0.0, change=change), VS) for change in engines]
 
@@ -195,7 +210,7 @@ class MagnusScope:
         changed = [point for points in self.changed().values() for point in points]
         pairs = [
             *product(self.rates(), (*POLICIES, TODAY)),
-            *product(self.phis(), (MAGNUS,)),
+            *product([*self.phis(), *self.stretched_phis()], (MAGNUS,)),
             *product(changed, CHANGED),
         ]
         return list(dict.fromkeys(pairs))
@@ -218,8 +233,8 @@ class MagnusScope:
 
 
 def engine_of(change: MagnusChange) -> MagnusChange:
-    """What of a change is the engine's, and so everybody's: rates are shares of what vs gets through with it."""
-    return MagnusChange(overhead=change.overhead, copies=change.copies)
+    """What of a change is the engine's or the texts', and so everybody's: rates are shares of what vs gets through."""
+    return MagnusChange(overhead=change.overhead, copies=change.copies, stretch=change.stretch)
 
 
 def _seconds(pair: tuple[MagnusPoint, str]) -> float:

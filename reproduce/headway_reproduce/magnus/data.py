@@ -255,14 +255,17 @@ def drawn_rows(source: DataSource, seed: int) -> tuple[DrawnRow, ...]:
     return tuple(DrawnRow(row, place) for row, place in zip(rows, places, strict=True))
 
 
-def task_requests(source: DataSource, seed: int, rate_rps: float) -> list[TraceRequest]:
-    """The seed's requests at a rate, or all at 0 s where it is 0. A request's id is its number."""
+def task_requests(source: DataSource, seed: int, rate_rps: float, stretch: int = 1) -> list[TraceRequest]:
+    """The seed's requests at a rate, or all at 0 s where it is 0. A request's id is its number.
+
+    Prompts and answers are `stretch` times as long as they are, Lmax and Gmax at most.
+    """
     return [
         TraceRequest(
             id=str(number),
             arrival_s=drawn.place / rate_rps if rate_rps else 0.0,
-            input_tokens=drawn.row.prompt_tokens,
-            output_tokens=drawn.row.output_tokens,
+            input_tokens=_clipped(stretch * drawn.row.prompt_tokens, LONGEST_INPUT),
+            output_tokens=_clipped(stretch * drawn.row.output_tokens, LONGEST_OUTPUT),
             max_output_tokens=LONGEST_OUTPUT,
             tenant=drawn.row.task,
         )

@@ -113,10 +113,10 @@ class MagnusFeatures:
     def __init__(self) -> None:
         self._instructions: dict[str, npt.NDArray[np.float32]] = {}
 
-    def rows(self, requests: Sequence[RequestFacts]) -> npt.NDArray[np.float32]:
-        """One row a request, (requests, features)."""
-        found = np.empty((len(requests), self.num_features), dtype=np.float32)
-        if requests:
+    def rows(self, requests: Sequence[RequestFacts], *, text: bool = True) -> npt.NDArray[np.float32]:
+        """One row a request, (requests, features); without `text` what inputs say is left out, as zeros."""
+        found = np.zeros((len(requests), self.num_features), dtype=np.float32)
+        if requests and text:
             inputs = hash_encoded([facts.user_input for facts in requests])
             found[:, :USER_GROUPS] = compressed(inputs, USER_GROUPS)
         for row, facts in zip(found, requests, strict=True):

@@ -19,6 +19,8 @@ from headway_reproduce.magnus.setting import (
     PHI,
     PHI_SEED,
     PREDICTING,
+    STRETCH,
+    STRETCH_LOAD,
     VS,
 )
 from headway_reproduce.study import short
@@ -50,19 +52,20 @@ class MagnusReasons(MagnusFindings):
         for point in self.scope.phis():
             if point.load not in best or self._mean_rt_s(point) < self._mean_rt_s(best[point.load]):
                 best[point.load] = point
-        said = ", ".join(f"{point.phi:,} at load {load:g}" for load, point in best.items())
+        said = ", ".join(f"{point.phi} at load {load:g}" for load, point in best.items())
         table = self.table(
             "phi",
             "The threshold of wasted memory access, Phi",
             [LOAD, "Phi", *_SWEPT.values()],
             [
-                [f"{point.load:g}", f"{point.phi:,}", *(self.value(point, MAGNUS, key) for key in _SWEPT)]
-                for point in self.scope.phis()
+                [f"{point.load:g}", str(point.phi), *(self.value(point, MAGNUS, key) for key in _SWEPT)]
+                for point in [*self.scope.phis(), *self.scope.stretched_phis()]
             ],
-            f"Seed {PHI_SEED}, which nothing else is run with. The paper does not give its value.",
+            f"Seed {PHI_SEED}, which nothing else is run with. The paper does not give its value. Rows of load "
+            f"{STRETCH_LOAD:g} that come last are of texts {STRETCH} times as long.",
             keys=2,
         )
-        text = f"All else is run with Phi {PHI:,}. Least mean response time: {said}."
+        text = f"All else is run with Phi {PHI}. Least mean response time: {said}."
         return StudyPart(title="Phi", text=[text], tables=[table])
 
     def _mean_rt_s(self, point: MagnusPoint) -> float:
@@ -73,7 +76,7 @@ class MagnusReasons(MagnusFindings):
         data: dict[str, dict[str, object]] = {}
         for point in self.scope.phis():
             data.setdefault(f"{point.load:g}", {})[str(point.phi)] = self.values(point, MAGNUS, _SWEPT)
-        return {"used": PHI, "seed": PHI_SEED, "by_load": data}
+        return {"used": str(PHI), "seed": PHI_SEED, "by_load": data}
 
     # ---- one thing changed at a time ---------------------------------------------------------------
 

@@ -7,8 +7,9 @@ What the paper leaves open is marked "ours"; adr/0019 says why.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from headway.routing.magnus import VS_BATCH_SIZE, VSQ_BATCH_SIZE, WMA_LIMIT
+from headway.routing.magnus import VS_BATCH_SIZE, VSQ_BATCH_SIZE, WMA_LIMIT, WMA_SHARE
 
 # ---- what the paper ran on -----------------------------------------------------------------------------
 
@@ -37,12 +38,37 @@ REQUESTS_A_TASK = 1500
 """Of each task in a run at most, in random order: as many of each, as in the paper."""
 SEEDS = 3
 """Each draws other requests, in another order, at other times."""
-PHI = WMA_LIMIT
-"""WMA's threshold, which the paper does not give: the product's, chosen from those below."""
-PHIS = (10_000, 25_000, 50_000, 100_000, 200_000)
+
+
+class Phi(NamedTuple):
+    """WMA's threshold: so many tokens, or that share of what a seat of the batch reads, if that is more."""
+
+    limit: int
+    share: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.limit:,}, or {self.share:.0%} of reads" if self.share else f"{self.limit:,}"
+
+
+PHI = Phi(WMA_LIMIT, WMA_SHARE)
+"""The paper does not give it: the product's, chosen from those below."""
+FIXED_PHI, RECALLED_PHI = Phi(10_000), Phi(50_000)
+"""The best of the fixed ones for these lengths, and the one that is recalled from the paper."""
+PHIS = (FIXED_PHI, RECALLED_PHI, PHI)
+MORE_PHIS = (
+    Phi(2_000),
+    Phi(25_000),
+    Phi(200_000),
+    Phi(WMA_LIMIT, 0.25),
+    Phi(WMA_LIMIT, 0.75),
+    Phi(1, WMA_SHARE),
+)
+"""Swept too, but for `--quick`."""
 PHI_SEED = 100
 """The sweep's own seed, so that what is reported was not chosen on the requests it is reported for."""
-PHI_LOADS = (1.5, 4.0)
+PHI_LOADS = (1.0, 2.0, 4.0)
+STRETCH, STRETCH_LOAD = 8, 1.0
+"""Texts so many times as long as they are, at most Lmax and Gmax: what a threshold is worth for other lengths."""
 
 # ---- who is compared -----------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ from math import floor, sqrt
 from statistics import fmean
 
 import numpy as np
-import numpy.typing as npt
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
@@ -24,7 +23,7 @@ from headway.routing.magnus import BatchSettings, build_batch_queue
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System
 from headway.traces import TraceRequest
-from headway_reproduce.magnus.cells import MagnusChange, MagnusRun, run_costs
+from headway_reproduce.magnus.cells import UNCHANGED, MagnusChange, MagnusRun, run_costs
 from headway_reproduce.magnus.data import (
     LONGEST_OUTPUT,
     DataSource,
@@ -34,7 +33,7 @@ from headway_reproduce.magnus.data import (
     task_requests,
 )
 from headway_reproduce.magnus.engine import BatchTimes, profile
-from headway_reproduce.magnus.features import MagnusFeatures
+from headway_reproduce.magnus.features import USER_GROUPS, MagnusFeatures
 from headway_reproduce.magnus.forest import LengthForest, Rows, Tokens, worth_learning
 from headway_reproduce.magnus.setting import (
     CAPACITY_TOKENS,
@@ -65,10 +64,11 @@ ROUTER = "least-work"
 class MagnusResult:
     """What a run came to.
 
-    Times are of finished requests, from arrival to the whole answer. `valid_tps` counts tokens of answers,
-    `total_tps` those too that finished members went on producing. `oom` batches ran out of memory. Errors are root
-    mean squares, of lengths as they were predicted at arrival and of batch times; None where nothing is predicted.
-    `join_us` and `choose_us` are this machine's time for putting a request into a batch and for choosing one.
+    Times are of finished requests, from arrival to the whole answer. `valid_tps` counts tokens of answers, `total_tps`
+    those too that finished members went on producing. `oom` batches of those sent ran out of memory, `oom_again` halves
+    of such among them. Errors are root mean squares, of lengths as they were predicted at arrival and of batch times;
+    None where nothing is predicted. `join_us` and `choose_us` are this machine's time for putting a request into a
+    batch and for choosing one.
     """
 
     requests: int
@@ -79,6 +79,8 @@ class MagnusResult:
     valid_tps: float
     total_tps: float
     oom: int = 0
+    oom_again: int = 0
+    batches: int = 0
     mean_batch: float | None = None
     length_rmse: float | None = None
     time_rmse_s: float | None = None
@@ -94,7 +96,7 @@ class MagnusResult:
 
 def simulate_magnus(run: MagnusRun) -> MagnusResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
-    requests = task_requests(run.source, run.seed, run.rate_rps)
+    requests = task_requests(run.source, run.seed, run.rate_rps, run.change.stretch)
     try:
         return (_continuous if run.policy in CONTINUOUS else _batched)(run, requests)
     except HeadwayError as error:
@@ -112,7 +114,8 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
     forecasts = _forecasts(run)
     settings = BatchSettings(
         capacity_tokens=capacity,
-        wma_limit=run.phi,
+        wma_limit=run.phi.limit,
+        wma_share=run.phi.share,
         batch_size=run.change.max_batch,
         safety_factor=run.change.safety,
         memory_confidence=0.5,  # the paper's predictions have no interval
@@ -143,6 +146,8 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
     return replace(
         _result(records, waste.valid_tokens, waste.valid_tokens + waste.invalid_tokens),
         oom=waste.out_of_memory,
+        oom_again=waste.out_of_memory_again,
+        batches=result.batches,
         mean_batch=len(requests) / result.batches,
         length_rmse=_length_rmse(records) if run.policy in PREDICTING else None,
         time_rmse_s=times.rmse_s() if times else None,
@@ -155,7 +160,7 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
 def _forecasts(run: MagnusRun) -> MagnusForecasts | None:
     if run.policy not in PREDICTING or run.change.true_lengths:
         return None
-    return MagnusForecasts(run.source, run.seed, learns=run.change.learns)
+    return MagnusForecasts(run.source, run.seed, run.change)
 
 
 def _estimate(
@@ -264,15 +269,15 @@ class MagnusForecasts:
     section III-B.
     """
 
-    def __init__(self, source: DataSource, seed: int, *, learns: bool = True) -> None:
+    def __init__(self, source: DataSource, seed: int, change: MagnusChange = UNCHANGED) -> None:
         self.refits = 0
         self._source = source
-        self._rows = _served_features(source, seed)
+        self._change = change
+        self._rows = _seen(_served_features(source, seed), change.text)
         self._outputs = [drawn.row.output_tokens for drawn in drawn_rows(source, seed)]
-        self._tokens = _whole(_first_forest(source).ask(self._rows))
+        self._tokens = self._whole(_first_forest(source, change.text).ask(self._rows))
         self._worse: list[int] = []
         self._fitted = 0
-        self._learns = learns
         self._due_s = LEARN_EVERY_S
 
     def estimate(self, request: TraceRequest) -> LengthEstimate:
@@ -291,7 +296,7 @@ class MagnusForecasts:
 
     def _learn(self, now_s: float) -> None:
         """Fit again if it is due and there is something new."""
-        if not self._learns or now_s < self._due_s:
+        if not self._change.learns or now_s < self._due_s:
             return
         self._due_s = LEARN_EVERY_S * (floor(now_s / LEARN_EVERY_S) + 1)
         if len(self._worse) == self._fitted:
@@ -299,11 +304,16 @@ class MagnusForecasts:
         self._fitted = len(self._worse)
         rows, tokens = training(self._source)
         outputs = np.array([self._outputs[number] for number in self._worse], dtype=np.float64)
+        seen = _seen(rows, self._change.text)
         forest = LengthForest(
-            np.concatenate([rows, self._rows[self._worse]]), np.concatenate([tokens, outputs])
+            np.concatenate([seen, self._rows[self._worse]]), np.concatenate([tokens, outputs])
         )
-        self._tokens = _whole(forest.ask(self._rows))
+        self._tokens = self._whole(forest.ask(self._rows))
         self.refits += 1
+
+    def _whole(self, answers: Tokens) -> Tokens:
+        """Each answer, (rows,), as long as texts are here, rounded, 1 to Gmax."""
+        return np.clip(np.rint(self._change.stretch * answers), 1, LONGEST_OUTPUT)
 
 
 def features(rows: Sequence[TaskRow]) -> Rows:
@@ -318,17 +328,17 @@ def training(source: DataSource) -> tuple[Rows, Tokens]:
     return features(rows), np.array([row.output_tokens for row in rows], dtype=np.float64)
 
 
-@lru_cache(maxsize=2)
-def _first_forest(source: DataSource) -> LengthForest:
-    return LengthForest(*training(source))
+def _seen(rows: Rows, text: bool) -> Rows:
+    """(rows, features): without the columns of what inputs say, unless `text`."""
+    return rows if text else rows[:, USER_GROUPS:]
+
+
+@lru_cache(maxsize=4)
+def _first_forest(source: DataSource, text: bool) -> LengthForest:
+    rows, tokens = training(source)
+    return LengthForest(_seen(rows, text), tokens)
 
 
 @lru_cache(maxsize=4)
 def _served_features(source: DataSource, seed: int) -> Rows:
     return features([drawn.row for drawn in drawn_rows(source, seed)])
-
-
-def _whole(answers: Tokens) -> npt.NDArray[np.float64]:
-    """Each answer, (rows,), rounded, 1 to Gmax."""
-    found: npt.NDArray[np.float64] = np.clip(np.rint(answers), 1, LONGEST_OUTPUT)
-    return found

@@ -22,7 +22,8 @@ from headway.traces import TraceRequest
 class Waste:
     """Tokens a static engine computed: asked for, padding before prompts, and after an answer's end.
 
-    `lost_tokens` are output of batches that ran out of memory, of which there were `out_of_memory`.
+    `lost_tokens` are output of batches that ran out of memory, of which there were `out_of_memory`, and
+    `out_of_memory_again` halves of such among them.
     """
 
     valid_tokens: int = 0
@@ -30,6 +31,7 @@ class Waste:
     invalid_tokens: int = 0
     lost_tokens: int = 0
     out_of_memory: int = 0
+    out_of_memory_again: int = 0
 
 
 class StaticInstance:
@@ -295,6 +297,7 @@ class StaticCluster:
     def _out_of_memory(self, seat: _Seat) -> None:
         batch, seat.batch = seat.batch, None
         assert batch is not None, "only a batch that is served can run out of memory"
+        seat.instance.waste.out_of_memory_again += batch.sealed
         for job in batch.jobs:
             job.num_preemptions += 1
         for job in self._queue.split(batch):

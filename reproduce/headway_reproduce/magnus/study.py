@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from headway.lab.papers import PaperRequest, Size, Tell
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
+from headway_reproduce.claims import claims_part
 from headway_reproduce.magnus.accuracy import accuracy, accuracy_seconds, prediction_data, prediction_part
 from headway_reproduce.magnus.cells import MagnusScope
+from headway_reproduce.magnus.claims import MagnusClaims
 from headway_reproduce.magnus.data import find_data, load_tasks, requests_a_task
 from headway_reproduce.magnus.engine import toy
-from headway_reproduce.magnus.findings import MagnusFindings, MagnusRates
+from headway_reproduce.magnus.findings import MagnusFindings
 from headway_reproduce.magnus.forest import lightgbm
 from headway_reproduce.magnus.real import MEASUREMENT, REAL_SHOWN
 from headway_reproduce.magnus.reasons import MagnusReasons, toy_data, toy_part
-from headway_reproduce.magnus.setting import CAPACITY_TOKENS, HARDWARE, MODEL, SEEDS, VS, VS_BATCH, VSQ_BATCH
+from headway_reproduce.magnus.setting import (
+    CAPACITY_TOKENS,
+    HARDWARE,
+    MODEL,
+    SEEDS,
+    SIMULATED,
+    VS,
+    VS_BATCH,
+    VSQ_BATCH,
+)
 from headway_reproduce.magnus.simulation import MagnusResult
 from headway_reproduce.real_study import real_data, real_part
 from headway_reproduce.study import RepeatedPaper, read_kept, short
@@ -46,8 +59,9 @@ class Magnus(RepeatedPaper[MagnusFindings]):
     def study(self, findings: MagnusFindings, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
         scope = findings.scope
-        rates, reasons = MagnusRates(findings.kept, scope), MagnusReasons(findings.kept, scope)
+        rates, reasons = MagnusClaims(findings.kept, scope), MagnusReasons(findings.kept, scope)
         found = accuracy(request, scope.source, tell)
+        claims = rates.claims(found)
         real = MEASUREMENT.found(request, tell)
         return self.told(
             scope,
@@ -56,6 +70,7 @@ class Magnus(RepeatedPaper[MagnusFindings]):
             seeds=1 if scope.quick else SEEDS,
             facts=_facts(findings),
             parts=[
+                claims_part(claims, f"{SIMULATED}, and measured"),
                 rates.headline(),
                 rates.part(),
                 rates.ablation_part(),
@@ -69,6 +84,7 @@ class Magnus(RepeatedPaper[MagnusFindings]):
             ],
             data={
                 "data": scope.source.name,
+                "claims": [asdict(claim) for claim in claims],
                 "vs_capacity_rps": short(findings.capacity_rps()),
                 **rates.data(),
                 "phi_sweep": reasons.phi_data(),

@@ -112,6 +112,10 @@ class Batch:
         prompt_tokens, _ = self.padded_with(member)
         return prompt_tokens + max(self.memory_tokens, member.memory_tokens)
 
+    def read_with(self, member: BatchMember) -> int:
+        """KV tokens that every seat reads once the member has joined."""
+        return tokens_read(*self.padded_with(member))
+
     def wma_with(self, member: BatchMember, *, inclusive: bool) -> int:
         """WMA of the batch once the member has joined. O(1)."""
         least = min(self._least_read_alone, member.read_alone)

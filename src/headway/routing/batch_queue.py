@@ -34,9 +34,11 @@ class FixedSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastWaste:
-    """The batch that wastes least with the request in it, if that is less than `wma_limit`.
+    """The batch that wastes least with the request in it, if that is less than is allowed.
 
-    A batch that would need more KV tokens than `capacity_tokens`, padded and grown to the longest answer that
+    That is `wma_limit`, or `wma_share` of what each seat of the batch reads, if that is more: waste grows with the
+    square of lengths, so no one number fits all. A batch that would need more KV tokens than `capacity_tokens`, padded
+    and grown to the longest answer that
     memory is planned for, is passed over, and so is one with `max_size` members. Each seat takes whole blocks of
     `block_tokens`. Of equals the oldest. O(batches) an arrival.
     Source: Magnus, Algorithm 1 (Phi is `wma_limit`, Theta / Delta is `capacity_tokens`).
@@ -44,6 +46,7 @@ class LeastWaste:
 
     capacity_tokens: int
     wma_limit: int
+    wma_share: float = 0.0
     block_tokens: int = 1
     max_size: int | None = None
     inclusive: bool = False
@@ -56,7 +59,10 @@ class LeastWaste:
                 waste = batch.wma_with(member, inclusive=self.inclusive)
                 if waste < least:
                     best, least = batch, waste
-        return best if least < self.wma_limit else None
+        if best is None:
+            return None
+        allowed = max(self.wma_limit, self.wma_share * best.read_with(member))
+        return best if least < allowed else None
 
     def _fits(self, batch: Batch, member: BatchMember) -> bool:
         size = batch.seats + member.seats

@@ -23,9 +23,10 @@ VS_BATCH_SIZE = 7
 """Members of a batch that fit a V100's memory if all had the longest prompt and answer (Magnus, Fig. 4)."""
 VSQ_BATCH_SIZE = 10
 """With weights of four bits more fit."""
-WMA_LIMIT = 10_000
-"""Phi, which the paper does not state: of 10,000 to 200,000 the value with the least mean response time in simulation
-(adr/0019). Served and studied alike."""
+WMA_LIMIT, WMA_SHARE = 2_000, 0.5
+"""Phi, which the paper does not state: a batch may waste so many tokens, or half of what a seat of it reads. Waste
+grows with the square of lengths, so a fixed number that suits short answers lets long ones share no batch (adr/0019).
+Served and studied alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +89,7 @@ class BatchSettings:
     block_tokens: int = 1
     batch_size: int | None = None
     wma_limit: int = WMA_LIMIT
+    wma_share: float = WMA_SHARE
     inclusive: bool = False
     confidence: float = 0.5
     memory_confidence: float = MEMORY_CONFIDENCE
@@ -137,6 +139,7 @@ def _joining(row: BatchPreset, settings: BatchSettings) -> Joining:
         capacity_tokens=settings.capacity_tokens,
         block_tokens=settings.block_tokens,
         wma_limit=settings.wma_limit,
+        wma_share=settings.wma_share,
         max_size=size,
         inclusive=settings.inclusive,
     )

@@ -9,7 +9,7 @@ import pytest
 from headway_reproduce.magnus.cells import MagnusChange, MagnusRun
 from headway_reproduce.magnus.data import DataSource, drawn_rows, find_data, load_tasks, task_requests
 from headway_reproduce.magnus.engine import BatchTimes
-from headway_reproduce.magnus.setting import ABP, CCB, GLP, LEARN_EVERY_S, MAGNUS, POLICIES, TODAY, VS
+from headway_reproduce.magnus.setting import ABP, CCB, GLP, LEARN_EVERY_S, MAGNUS, POLICIES, TODAY, VS, Phi
 from headway_reproduce.magnus.simulation import MagnusForecasts, MagnusResult, simulate_magnus
 from headway_reproduce.magnus.study import FILE
 from headway_reproduce.study import read_kept
@@ -131,7 +131,13 @@ def test_rows_that_lie_elsewhere_are_the_same_run(source: DataSource, tmp_path: 
 
 @pytest.mark.parametrize(
     "changed",
-    [{"policy": ABP}, {"seed": 1}, {"rate_rps": 2.0}, {"phi": 1}, {"change": MagnusChange(learns=False)}],
+    [
+        {"policy": ABP},
+        {"seed": 1},
+        {"rate_rps": 2.0},
+        {"phi": Phi(1)},
+        {"change": MagnusChange(learns=False)},
+    ],
 )
 def test_whatever_decides_a_run_tells_it_apart(source: DataSource, changed: dict[str, object]) -> None:
     run = MagnusRun(source=source, policy=MAGNUS, seed=0, rate_rps=1.0)
@@ -191,7 +197,7 @@ def test_good_predictions_are_not_learned_from(source: DataSource) -> None:
 
 
 def test_who_does_not_learn_never_fits_again(source: DataSource) -> None:
-    forecasts = MagnusForecasts(source, 0, learns=False)
+    forecasts = MagnusForecasts(source, 0, change=MagnusChange(learns=False))
     first = served(source, forecasts, 0, 0.0)
     assert served(source, forecasts, 0, 100 * LEARN_EVERY_S) == first
     assert forecasts.refits == 0

@@ -7,15 +7,21 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from headway.core.hints import LENGTH, read_hints
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
-from headway.gateway.request.generation_request import GenerationRequest
-from headway.gateway.request.prompt_text import prompt_text
+from headway.gateway.request.generation_request import UNREADABLE, GenerationRequest
 from headway.predict.lengths.facts import LengthPredictor, RequestFacts, SharedPrefix
 
 _LOG = logging.getLogger(__name__)
+_OF_TEXTS = ("content", "text", "input", "arguments", "output")
+"""Fields of messages and of their parts that hold what is said; all others tell of it."""
+_MOST_BYTES = 2**18
+"""Of a longer field nothing is read: to decode it would hold up all other requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +98,28 @@ def _said(request: GenerationRequest) -> LengthEstimate | None:
         return read_hints(request.xargs).predicted_length
     except ConfigError:
         return None
+
+
+def prompt_text(request: GenerationRequest) -> str:
+    """What the prompt's fields say, one text after another; empty where prompts are token ids. O(bytes)."""
+    texts: list[str] = []
+    for name in request.api.prompt:
+        raw = request.fields.get(name)
+        if raw is None or memoryview(raw).nbytes > _MOST_BYTES:
+            continue
+        try:
+            _gather(msgspec.json.decode(raw), texts)
+        except UNREADABLE:
+            continue  # the instance will say what is wrong with it
+    return "\n".join(texts)
+
+
+def _gather(value: Any, texts: list[str]) -> None:
+    if isinstance(value, str):
+        texts.append(value)
+    elif isinstance(value, list):
+        for each in value:
+            _gather(each, texts)
+    elif isinstance(value, dict):
+        for name in _OF_TEXTS:
+            _gather(value.get(name), texts)

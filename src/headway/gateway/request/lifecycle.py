@@ -248,7 +248,12 @@ class RequestLifecycle:
         return target
 
     def _unserved(self, departure: Departure | None) -> GatewayError:
-        """HTTP 429: it was given up unstarted."""
+        """HTTP 429: it was given up unstarted.
+
+        In APIs whose answers do not say why, it was its time that ran out if a target of it is missed by now.
+        """
+        if departure is Departure.SHED and self.request.api.named_events and self._is_late():
+            departure = Departure.EXPIRED
         expired = departure is Departure.EXPIRED
         what = "it was" if self.request.one_answer else f"all of its {self.request.answers} answers were"
         late = f"its time ran out before {what} begun"
@@ -258,6 +263,10 @@ class RequestLifecycle:
         if expired:
             refusal.outcome = Outcome.EXPIRED
         return refusal
+
+    def _is_late(self) -> bool:
+        due_s = self.job.due_s
+        return due_s is not None and self.serving.clock() >= due_s
 
     async def _retry(self, tried: list[str], ending: Ending) -> str:
         """Another instance for a request of which nothing has come; empty if the client got the instance's error."""
