@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -475,3 +476,21 @@ def test_halves_are_even_and_ordered_by_length(lengths: list[tuple[int, int]]) -
     short, long = waiting.waiting
     assert len(short) - len(long) in (0, 1)
     assert max(m.output_tokens for m in short.members) <= min(m.output_tokens for m in long.members)
+
+
+def test_the_threshold_grows_with_what_a_batch_reads_by_hand() -> None:
+    # Padded to (100, 100) a seat reads 100 x 100 + 4 950 = 14 950 tokens; (100, 60) alone reads 6 000 + 1 770. The
+    # difference, 7 180, is wasted: more than 2 000 and than 0.4 of 14 950, which is 5 980, less than 0.5, 7 475.
+    joiner, waiting = member(100, 60), batch(0, (100, 100))
+    for share, joins in ((0.0, False), (0.4, False), (0.5, True)):
+        joining = LeastWaste(capacity_tokens=10_000, wma_limit=2_000, wma_share=share)
+        assert (joining.join(joiner, [waiting]) is waiting) is joins
+    assert LeastWaste(capacity_tokens=10_000, wma_limit=7_181).join(joiner, [waiting]) is waiting
+
+
+def test_a_batch_has_room_for_all_seats_of_a_member_or_for_none_by_hand() -> None:
+    # Two members of 10 + 10 tokens hold 40 tokens; one more of three seats 60 more.
+    waiting, joiner = batch(0, (10, 10), (10, 10)), replace(member(10, 10), seats=3)
+    for capacity, joins in ((99, False), (100, True)):
+        joining = LeastWaste(capacity_tokens=capacity, wma_limit=1_000)
+        assert (joining.join(joiner, [waiting]) is waiting) is joins

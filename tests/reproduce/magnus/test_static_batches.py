@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -171,6 +172,27 @@ def test_short_answers_overtake_long_ones_by_ratio_by_hand() -> None:
     assert ends(by_ratio) == {"x": 4.0, "short": 6.0, "long": 46.0}
     in_turn, _ = serve(trace, queue("abp", wma_limit=5000))
     assert ends(in_turn) == {"x": 4.0, "long": 44.0, "short": 46.0}
+
+
+def test_each_step_of_the_paper_is_a_gain_on_a_small_workload_by_hand() -> None:
+    # x holds the instance until 4 s; meanwhile 70 come, of which every seventh has 200 tokens and the others 10. A step
+    # takes 1 s. vs: ten batches of 200 s. glp: nine batches of short ones and two of long ones, 490 s. abp and magnus:
+    # one of each, 210 s; first come, first served the long ones are first, by ratio the short ones.
+    trace = [request("x", 0, 10, 4)]
+    trace += [request(f"{n}", 1, 10, 10 if n % 7 else 200) for n in range(70)]
+    found = {
+        name: serve(trace, queue(name, capacity=10**6), capacity=10**6, max_output_tokens=200)
+        for name in ("vs", "glp", "abp", "magnus")
+    }
+    assert {name: result.end_s for name, (_, result) in found.items()} == {
+        "vs": 2004.0,
+        "glp": 494.0,
+        "abp": 214.0,
+        "magnus": 214.0,
+    }
+    means = [fmean(filter(None, ends(records).values())) for records, _ in found.values()]
+    assert means == sorted(means, reverse=True)
+    assert means[-1] == pytest.approx((4 + 60 * 14 + 10 * 214) / 71)
 
 
 def test_memory_that_runs_out_splits_the_batch_by_hand() -> None:
