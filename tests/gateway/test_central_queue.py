@@ -205,12 +205,15 @@ async def test_a_batch_that_runs_out_of_memory_is_split_and_every_answer_is_whol
 
 
 async def test_what_could_not_go_on_elsewhere_is_never_given_back() -> None:
-    """A parser of tools reads an answer from its beginning; several answers are several jobs."""
+    """A parser reads tools, or reasoning, from an answer's beginning; several answers are several jobs."""
     tools = [{"type": "function", "function": {"name": "f"}}]
-    bodies = [{**CHAT, "stream": True, "tools": tools}, {**CHAT, "n": 2, "temperature": 0.5}]
+    chat, greedy = {**CHAT, "stream": True}, {**CHAT, "stream": True, "temperature": 0}
+    endless = {name: value for name, value in greedy.items() if name != "max_tokens"}
+    bodies = [{**chat, "tools": tools}, {**CHAT, "n": 2, "temperature": 0.5}, chat, endless, greedy]
     async with upstream() as one, gateway(one, batching=batching()) as front:
-        await post_all(front, bodies, "/v1/chat/completions")
-        assert [turn.xargs["headway_may_move"] for turn in one.turns] == [0, 0]
+        for body in bodies:
+            await front.post(body, "/v1/chat/completions")
+        assert [turn.xargs["headway_may_move"] for turn in one.turns] == [0, 0, 0, 0, 1]
 
 
 async def test_what_an_instance_had_that_died_is_served_by_the_other() -> None:

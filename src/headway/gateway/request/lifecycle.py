@@ -38,6 +38,7 @@ from headway.gateway.request.resume import (
     ResumedEvents,
     continue_from,
     half_a_character,
+    loses_nothing,
     resumable,
 )
 from headway.gateway.request.serving import InstanceLost, Serving
@@ -392,8 +393,8 @@ class RequestLifecycle:
             left = replace(left, ttft_s=request.slo.ttft_s)
         else:
             self._context_limit = member.facts.limits.get(request.model or member.facts.model)
-            loses_nothing = ids if request.stream else not request.api.named_events
-            may_move = self._may_move and self._placement.may_move(loses_nothing=loses_nothing)
+            whole = (ids or not request.stream) and loses_nothing(request, member.answer_limit)
+            may_move = self._may_move and self._placement.may_move(loses_nothing=whole)
             if self._transfer is not None:
                 request = with_transfer(request, self._transfer)
         # The instance does not say why a policy ended it: a request that may move is handed off, else it is shed.

@@ -68,6 +68,18 @@ def resumable(request: GenerationRequest) -> bool:
     return all(_keeps_its_sense(name, raw) for name, raw in request.fields.items())
 
 
+def loses_nothing(request: GenerationRequest, answer_limit: int | None) -> bool:
+    """Whether an instance may give it up in the midst of its answer, whatever that answer turns out to be.
+
+    A whole answer is asked for again. A stream goes on from its token ids if its limit is known (`answer_limit` is its
+    model's own). A chat may turn out to be made by a parser: it is made again then, which only a greedy one can be.
+    """
+    if not request.stream:
+        return not request.api.named_events
+    is_limited = request.max_tokens is not None or answer_limit is not None
+    return is_limited and resumable(request) and (not request.chat or is_greedy(request))
+
+
 def _keeps_its_sense(name: str, raw: msgspec.Raw) -> bool:
     if name != "stop" and (name in KEPT or name in _PROMPT or name in _COUNTED or name in _OURS):
         return True
