@@ -32,8 +32,9 @@ MAX_TENANT_CHARACTERS = 128
 class RequestHints:
     """A request's own targets (over the given defaults), tenant, declared limit, predicted length and priority.
 
-    `may_move`: the request would be served elsewhere if this instance gave it up. Only a gateway says so; a client that asks the server itself would get an error for an answer. `priority` is None if the request names
-    none, or where it stands beside the hints.
+    `may_move`: the request would be served elsewhere if this instance gave it up. Only a gateway says so; a client that
+    asks the server itself would get an error for an answer. `priority` is None if the request names none, or where it
+    stands beside the hints.
     """
 
     slo: Slo = NO_TARGETS
