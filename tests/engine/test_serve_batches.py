@@ -21,7 +21,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 KV_CACHE = ("--block-size", "32", "--num-gpu-blocks-override", "41", "--max-model-len", "1024")
 """40 blocks beside the null block: 1,280 tokens."""
 CHECKED = ("--additional-config", '{"headway": {"check": true}}')
-PROMPT_TOKENS, LONG_TOKENS, SHORT_TOKENS = 20, 960, 40
+PROMPT_TOKENS, LONG_TOKENS, MIDDLE_TOKENS, SHORT_TOKENS = 20, 960, 200, 40
+SENT = "headway_gateway_output_tokens_total"
 """980 tokens are 31 blocks, so one long answer fits; long, as on a busy machine members start apart."""
 SAID = LengthEstimate(450, 450, 450)
 """What is said of long answers, at most 462 of nine in ten: with the prompt 16 blocks, so two are planned for."""
@@ -69,18 +70,17 @@ async def test_batches_that_run_out_of_memory_are_split_and_every_stream_ends_wh
 async def test_what_a_killed_instance_had_is_served_by_the_other(serving: Serving) -> None:
     """Its server and engine are killed when batches stream."""
 
+    async def tokens() -> float:
+        return (await scrape(serving.url, SENT)).get(SENT, 0.0)
+
     async def kill_one() -> None:
-        while (await scrape(serving.url, "headway_gateway_output_tokens"))[
-            "headway_gateway_output_tokens_total"
-        ] < before + 100:
+        while await tokens() < before + 50:
             await asyncio.sleep(0.05)
         os.killpg(min(serving.groups() - {os.getpgid(serving.process.pid)}), signal.SIGKILL)
 
-    before = (await scrape(serving.url, "headway_gateway_output_tokens"))[
-        "headway_gateway_output_tokens_total"
-    ]
+    before = await tokens()
     killer = asyncio.create_task(kill_one())
-    await served(serving, trace("k", long=6))
+    await served(serving, [TraceRequest(f"k{n}", 0.0, PROMPT_TOKENS, MIDDLE_TOKENS) for n in range(6)])
     await killer
     failures = await scrape(serving.url, "headway_gateway_instance_failures")
     assert failures["headway_gateway_instance_failures_total"] >= 1
