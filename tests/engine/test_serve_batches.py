@@ -22,8 +22,8 @@ KV_CACHE = ("--block-size", "32", "--num-gpu-blocks-override", "41", "--max-mode
 """40 blocks beside the null block: 1,280 tokens."""
 CHECKED = ("--additional-config", '{"headway": {"check": true}}')
 PROMPT_TOKENS, LONG_TOKENS, MIDDLE_TOKENS, SHORT_TOKENS = 20, 960, 200, 40
-SENT = "headway_gateway_output_tokens_total"
 """980 tokens are 31 blocks, so one long answer fits; long, as on a busy machine members start apart."""
+SENT = "headway_gateway_output_tokens_total"
 SAID = LengthEstimate(450, 450, 450)
 """What is said of long answers, at most 462 of nine in ten: with the prompt 16 blocks, so two are planned for."""
 

@@ -15,7 +15,7 @@ from headway.whole_file import write_whole
 SUFFIX = ".batches"
 """What the file is called beside that of the lengths."""
 _MOST_ROWS = 3000
-"""Those served last are kept; the model has room for as many again."""
+"""So many of the batches served last are kept; the model has room for as many again."""
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
