@@ -76,6 +76,12 @@ def test_every_instance_has_a_name_of_its_own_that_tells_its_pool(
     assert len(layout.launched) == sum(sizes.values())
 
 
+def test_pools_may_serve_one_policy() -> None:
+    layout = read_layout(pools="lp=2,hp=1", policy="headway")
+    assert (layout.presets, layout.router) == ({"lp": "headway", "hp": "headway"}, "ascendra")
+    assert [place.name for place in layout.places] == ["lp-0", "lp-1", "hp-0"]
+
+
 @pytest.mark.parametrize("policy", POOLED)
 def test_each_policy_for_pools_has_its_presets(policy: str) -> None:
     assert read_layout(pools="lp=1,hp=1", policy=policy).presets == POOLED[policy]
@@ -87,7 +93,6 @@ def test_each_policy_for_pools_has_its_presets(policy: str) -> None:
         ({"instances": 2, "pools": "lp=1"}, "--instances and --pools are both given"),
         ({"instances": 0}, "--instances is 0; accepted: 1 or more"),
         ({"pools": "lp"}, "pools are 'lp'; accepted"),
-        ({"pools": "lp=1,hp=1", "policy": "edf"}, "or --instances 2 --policy edf"),
         ({"pools": "lp=1,xp=1"}, "policy 'ascendra' has none for pool 'xp'; accepted: lp, hp"),
         ({"instances": 2, "policy": "ascendra"}, "policy 'ascendra' serves pools; accepted with it: --pools"),
         ({"join": ["http://a"], "policy": "edf"}, "--policy is 'edf', but no instance is started here"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.hints import MAX_TENANT_CHARACTERS, RequestHints, length_hints, read_hints
+from headway.core.hints import MAX_TENANT_CHARACTERS, RequestHints, elsewhere_hint, length_hints, read_hints
 from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import MAX_TARGET_S, NO_TARGETS, Slo
 from headway.errors import ConfigError
@@ -92,6 +92,21 @@ def test_an_interval_has_two_ends_around_its_value(given: dict[str, int]) -> Non
         read_hints(given)
 
 
+@pytest.mark.parametrize("tokens", [(0,), (1200, 0), (10**14,)])
+def test_what_waits_elsewhere_is_read_as_it_was_said(tokens: tuple[int, ...]) -> None:
+    assert read_hints(elsewhere_hint(tokens)).waiting_elsewhere == tokens
+    assert read_hints({"headway_tenant": "t"}).waiting_elsewhere is None
+    assert elsewhere_hint(()) == {}
+
+
+@pytest.mark.parametrize("value", ["", "1,", "-1", "1.5", "1 2", 1200, [1200], None, "9" * 16, "1," * 10_001])
+def test_what_is_no_list_of_tokens_is_refused(value: object) -> None:
+    with pytest.raises(
+        ConfigError, match=r"^headway_waiting_elsewhere is .*; accepted: tokens at each instance"
+    ):
+        read_hints({"headway_waiting_elsewhere": value})
+
+
 @pytest.mark.parametrize("key", COUNTS)
 @pytest.mark.parametrize("value", [0, 0.99, -5, nan, inf, -inf, 2**31])
 def test_counts_out_of_range_are_refused(key: str, value: object) -> None:
@@ -119,7 +134,7 @@ def test_unknown_hints_are_all_named_with_the_accepted_ones() -> None:
     assert str(raised.value) == (
         "unknown headway_, headway_ttft in vllm_xargs; accepted: headway_deadline_ms, headway_length, "
         "headway_length_high, headway_length_low, headway_max_output_tokens, headway_may_move, headway_tbt_ms, "
-        "headway_tenant, headway_ttft_ms"
+        "headway_tenant, headway_ttft_ms, headway_waiting_elsewhere"
     )
 
 

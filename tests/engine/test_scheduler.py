@@ -363,6 +363,22 @@ def test_who_would_be_late_is_handed_off_once_with_its_reason(
     assert_empty(built)
 
 
+def test_no_request_is_handed_off_while_a_gateway_says_that_too_much_waits_elsewhere() -> None:
+    built = scheduler()
+    engine = HearingEngine(built)
+    count = iter(range(1_000_000))
+    as_low_priority(built, lambda: next(count) * 0.05)
+    full = {"headway_ttft_ms": 3_000, "headway_may_move": True, "headway_waiting_elsewhere": "900000,1000000"}
+    for _ in replay(engine, stream(60, mean_gap_steps=1, extra_args=full), 5_000):
+        pass
+    assert built.ledger.ended[Outcome.HANDED_OFF] == 0
+    assert built.ledger.ended[Outcome.EXPIRED] > 0
+    assert (list(built.view.waiting_elsewhere), built.view.told_elsewhere_s > 0) == (
+        [900_000, 1_000_000],
+        True,
+    )
+
+
 @pytest.mark.parametrize("client_leaves", [False, True])
 def test_all_parts_of_streamed_input_are_refused_the_last_one_too(client_leaves: bool) -> None:
     built = scheduler()

@@ -360,14 +360,11 @@ async def test_with_nobody_to_take_it_it_goes_back_and_stays() -> None:
         assert [turn.xargs.get("headway_may_move") for turn in low.turns] == [1, 0]
 
 
-async def test_while_two_wait_at_the_only_hp_instance_it_goes_back_too() -> None:
+async def test_an_lp_instance_is_told_what_waits_at_hp_instances_with_each_request() -> None:
     begin = asyncio.Event()
 
     async def give_up(turn: Turn) -> None:
-        if turn.xargs["headway_may_move"]:
-            await turn.leave("handed_off")
-        else:
-            await turn.answer()
+        await turn.leave("handed_off")
 
     async def wait(turn: Turn) -> None:
         await begin.wait()
@@ -379,13 +376,17 @@ async def test_while_two_wait_at_the_only_hp_instance_it_goes_back_too() -> None
         ascendra(low, high) as front,
     ):
         urgent = {**PROMPT, "stream": True, "vllm_xargs": {"headway_ttft_ms": 60_000}}
-        first = [asyncio.create_task(front.post(urgent)) for _ in range(2)]
-        await until(lambda: len(high.turns) == 2)
-        assert (await front.post(urgent)).text == TEXT
-        assert ([turn.xargs["headway_may_move"] for turn in low.turns], len(high.turns)) == ([1, 1, 1, 0], 2)
+        answers = []
+        for waiting in (1, 2, 3):
+            answers.append(asyncio.create_task(front.post(urgent)))
+            await until(lambda waiting=waiting: len(high.turns) == waiting)  # type: ignore[misc]
+        told = [int(turn.xargs["headway_waiting_elsewhere"]) for turn in low.turns]
+        assert told[0] == 0 < told[1]
+        assert told == [0, told[1], 2 * told[1]]
+        assert not any("headway_waiting_elsewhere" in turn.xargs for turn in high.turns)
         begin.set()
-        assert [(await answer).text for answer in first] == [TEXT, TEXT]
-        assert dict(front.accounts.moves) == {("lp-0", "hp-0"): 2}
+        assert [(await answer).text for answer in answers] == [TEXT] * 3
+        assert dict(front.accounts.moves) == {("lp-0", "hp-0"): 3}
         await front.idle()
         counts(front, finished=3)
 

@@ -28,7 +28,9 @@ SINGLE = Configuration(gpus=2, policy="predicted", tp=2, instances=1, seats=64, 
 FULL = replace(SINGLE, host_gib=1.5, predictor="learned")
 SEVERAL = replace(SINGLE, policy="edf", gpus=3, tp=1, instances=3)
 STORED = replace(SINGLE, predictor="learned", kv_tier=KvTier(gib=100.0))
-POOLED = replace(SINGLE, policy="ascendra", gpus=4, tp=1, instances=4, lp=3, threshold=0.1)
+POOLED = replace(
+    SINGLE, policy="ascendra", gpus=4, tp=1, instances=4, lp=3, threshold=0.1, lp_tokens=512, hp_tokens=2048
+)
 SLO = Slo(ttft_s=0.25, tbt_s=0.05, deadline_s=9.0)
 
 
@@ -61,6 +63,8 @@ def test_the_command_says_all_of_the_configuration(configuration: Configuration,
         seats=int(value_of(flags, "--max-num-seqs") or 0),
         tokens_a_step=int(value_of(flags, "--max-num-batched-tokens") or 0),
         threshold=found["hand_off_threshold"],
+        lp_tokens=found["lp_tokens"],
+        hp_tokens=found["hp_tokens"],
         host_gib=found["host_kv_gib"] or 0.0,
         kv_tier=KvTier(gib=store_gib) if store_gib else None,
         predictor=found["predictor"] or "none",
@@ -107,7 +111,10 @@ def test_on_several_machines_every_instance_has_gpus_and_a_gateway_joins_them(
         assert (found["policy"], found["port"], found["host"]) == (policy, port, "0.0.0.0")
         assert not found["instances"]
         assert not found["pools"]
-        assert found["hand_off_threshold"] == (configuration.threshold if policy.endswith("-lp") else None)
+        is_lp, is_hp = policy.endswith("-lp"), policy.endswith("-hp")
+        assert found["hand_off_threshold"] == (configuration.threshold if is_lp else None)
+        assert found["lp_tokens"] == (configuration.lp_tokens if is_lp else None)
+        assert found["hp_tokens"] == (configuration.hp_tokens if is_lp or is_hp else None)
         assert line.endswith(f"# on MACHINE{machine}")
     joined = _load("serve").make_context("serve", shlex.split(gateway, comments=True)[2:]).params["join"]
     urls = [f"http://MACHINE{machine}:{port}" for *_, machine, port in starts]

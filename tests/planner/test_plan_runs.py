@@ -25,9 +25,7 @@ from headway.planner.runs import (
     simulate_plan_run,
 )
 from headway.planner.sampling import Sample
-from headway.policies.hand_off import _with_setting, rules_with
 from headway.policies.policy import Policy
-from headway.policies.presets import find_preset
 from headway.sim.lengths import GivenLengths, RecordedLengths
 from headway.traces import TraceRequest
 from tests.planner.plans import TARGETS, prepared
@@ -86,16 +84,16 @@ def test_pools_hand_off_by_the_threshold_that_was_given() -> None:
     assert simulate_plan_run(run).summary.requests > 0
 
 
-def test_a_threshold_takes_the_place_of_the_rules_own() -> None:
-    assert (
-        _with_setting("at-risk:threshold=0,confidence=0.95", 0.1) == "at-risk:threshold=0.1,confidence=0.95"
-    )
-    own, given = find_preset("ascendra-lp").leaving, rules_with("ascendra-lp", 0.1)
-    assert given is not None
-    assert [rule for rule in given if rule not in own] == ["at-risk:threshold=0.1"]
-    assert [rule for rule in own if rule not in given] == [rule for rule in own if rule.startswith("at-risk")]
-    assert rules_with("vllm", 0.1) is None
-    assert rules_with("ascendra-lp", None) is None
+def test_pools_have_the_budgets_that_were_given() -> None:
+    pooled = prepared(slo=TARGETS, gpus=2, policies=("vllm", "ascendra"))
+    ascendra = replace(pooled.default, policy="ascendra", lp=1, lp_tokens=512, hp_tokens=2048)
+    made = planned_policies(ascendra)
+    assert isinstance(made, dict)
+    lp, hp = (made[pool](UnknownCost()) for pool in ("lp", "hp"))
+    assert isinstance(lp, Policy)
+    assert isinstance(hp, Policy)
+    assert [getattr(policy.batching, "token_budget", None) for policy in (lp, hp)] == [512, 2048]
+    assert [getattr(rule, "hp_tokens", None) for rule in lp.leaving] == [2048, None]
 
 
 def test_those_too_long_are_left_out() -> None:

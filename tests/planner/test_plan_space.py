@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ from headway.errors import ConfigError
 from headway.lab.trace import Trace
 from headway.planner.machine import Configuration, Machine, Node, moving_parts
 from headway.planner.request import PlanRequest
-from headway.planner.space import SMALL_BUDGETS, THRESHOLDS, Space, build_space, default_configuration
+from headway.planner.space import (
+    HP_TOKENS,
+    LP_TOKENS,
+    SMALL_BUDGETS,
+    THRESHOLDS,
+    Space,
+    build_space,
+    default_configuration,
+)
 from headway.sim.limits import KvTier
 from tests.planner.costs import write_costs
 
@@ -89,6 +98,8 @@ def test_pools_need_two_instances_and_are_split_every_way() -> None:
     }
     assert whole.impossible["pools need 2 instances or more"] > 0
     assert {each.threshold for each in found(whole)} == set(THRESHOLDS)
+    assert {(each.lp_tokens, each.hp_tokens) for each in found(whole)} == set(product(LP_TOKENS, HP_TOKENS))
+    assert {each.lp_tokens for each in found(space(policies=("headway",)))} == {None}
     assert {each.threshold for each in found(space(policies=("ascendra",), slo=NO_TARGETS))} == {None}
 
 
@@ -180,10 +191,13 @@ def test_moving_parts_are_counted() -> None:
     default = default_configuration(H100, 4, 1000)
     assert moving_parts(default, default) == 0
     assert moving_parts(replace(default, policy="edf", seats=64), default) == 2
-    pooled = replace(default, policy="ascendra", lp=2, threshold=0.1)
-    assert moving_parts(pooled, default) == 3
+    pooled = replace(default, policy="ascendra", lp=2, threshold=0.1, lp_tokens=512)
+    assert moving_parts(pooled, default) == 4
     assert pooled.pools == {"lp": 2, "hp": 2}
-    assert str(pooled) == "ascendra on lp=2,hp=2 x TP 1, 1,024 seats, 8,192 tokens a step, threshold 0.1"
+    assert (
+        str(pooled)
+        == "ascendra on lp=2,hp=2 x TP 1, 1,024 seats, 8,192 tokens a step, threshold 0.1, 512 of LP"
+    )
 
 
 def test_what_is_simulated_has_the_sizes_that_are_deployed() -> None:

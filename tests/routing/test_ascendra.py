@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from headway.core.job import Job
 from headway.routing import build_router
-from headway.routing.ascendra import MOST_WAITING, Ascendra
+from headway.routing.ascendra import Ascendra
 from headway.routing.pools import pool_of
 from tests.strategies import UNTIMED, make_job
 
@@ -91,15 +91,20 @@ def test_nobody_takes_a_hand_off_where_no_high_instance_is() -> None:
     assert routed(router, "c") == ["lp-1"]
 
 
-def test_a_hand_off_needs_an_instance_at_which_fewer_than_two_wait() -> None:
-    # Waiting at hp-0, hp-1: 2 1 when d goes to hp-1, then 2 2, so e stays. b starts at hp-1, which takes e.
+def test_what_waits_elsewhere_are_the_prompts_at_every_other_high_instance() -> None:
+    # a and d go to hp-0 and b to hp-1, of 10 and 30 tokens; c stays at lp-0, whose queue counts for no other.
     router = Ascendra(tickets=False)
     names = ("lp-0", "hp-0", "hp-1")
-    routed(router, *"abcde", instances=names)
-    assert [router.hand_off(make_job(name), names) for name in "abcd"] == ["hp-0", "hp-1", "hp-0", "hp-1"]
-    assert router.hand_off(make_job("e"), names) is None
-    router.started(make_job("b"))
-    assert router.hand_off(make_job("e"), names) == "hp-1"
+    jobs = {name: make_job(name, prompt=tokens) for name, tokens in zip("abcd", (10, 30, 50, 7), strict=True)}
+    for job in jobs.values():
+        router.route(job, names)
+    assert [router.hand_off(jobs[name], names) for name in "abd"] == ["hp-0", "hp-1", "hp-0"]
+    assert list(router.waiting_elsewhere("lp-0", names)) == [17, 30]
+    assert list(router.waiting_elsewhere("hp-0", names)) == [30]
+    router.started(jobs["b"])
+    router.end(jobs["d"])
+    assert list(router.waiting_elsewhere("lp-0", names)) == [10, 0]
+    assert list(router.waiting_elsewhere("lp-0", ("lp-0", "hp-1", "hp-2"))) == [0, 0]
 
 
 def test_the_one_pool_stands_in_for_the_other() -> None:
@@ -223,11 +228,7 @@ class AnyCalls(RuleBasedStateMachine):
             return
         waited = self._waiting()
         at = self.router.hand_off(model.job, self.instances)
-        high = [
-            name
-            for name in self.instances
-            if pool_of(name) == "hp" and name != model.at and waited[name] < MOST_WAITING
-        ]
+        high = [name for name in self.instances if pool_of(name) == "hp" and name != model.at]
         assert (at is None) == (not high)
         if at is not None:
             assert at in high
@@ -245,6 +246,10 @@ class AnyCalls(RuleBasedStateMachine):
         if self.count:
             counted = {name: count for name, count in self.router._waiting.items() if count}
             assert counted == dict(self._waiting())
+            tokens = {name: count for name, count in self.router._waiting_tokens.items() if count}
+            assert tokens == {
+                name: make_job("x").num_prompt_tokens * count for name, count in counted.items()
+            }
             assert set(self.router._waits_at) == {id_ for id_, model in self.live.items() if model.waits}
 
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import UnknownCost
+from headway.core.job import Job
+from headway.core.plan import Departure
 from headway.core.record import Outcome
 from headway.core.slo import Slo
+from headway.core.view import StepView
 from headway.errors import ConfigError
+from headway.policies.presets import build_policy, find_preset
 from headway.results import summarize
-from headway.sim.simulation import System
+from headway.sim.simulation import PolicyFactory, System
 from headway.traces import TraceRequest
-from tests.sim.pools import Seen, giving_up, pooled_system, with_rule
+from tests.sim.pools import GivesUp, Seen, giving_up, pooled_system, with_rule
 from tests.sim.test_shortcut import LAW, NOISE, same_either_way, traces
 from tests.sim.worlds import calibration, moved, preset, request, run
 from tests.strategies import FEW
@@ -63,20 +72,51 @@ def test_with_nobody_to_take_it_it_goes_back_to_stay() -> None:
     assert (records["b"].instance, records["b"].first_token_s) == ("lp-0", 6.0)
 
 
-def test_two_may_wait_at_an_hp_instance_and_a_third_goes_back() -> None:
-    # Steps of one token. a keeps lp-0's one seat from 0 to 9. b, c and d come at 0.5 and are given up at 3. hp-0 takes
-    # b and c, which run from 3 to 7 and from 7 to 11. d goes back to lp-0, and starts there at 9.
-    three = [request(id_, 0.5, 3, 2) for id_ in ("b", "c", "d")]
+def test_an_lp_instance_is_told_before_each_step_what_waits_at_hp_instances() -> None:
+    # Steps of one token. a keeps lp-0's one seat from 0 to 9; b and c, of 3 and 4 tokens, come at 0.5 and go to hp-0
+    # at 3. b has its first token at 6, and is done at 7; c has its own at 11. The view is the same object at all times.
+    told: dict[float, tuple[int, ...]] = {}
+
+    class Listens(GivesUp):
+        def leave(self, view: StepView) -> Mapping[Job, Departure]:
+            assert view.told_elsewhere_s == view.now_s
+            told[view.now_s] = tuple(view.waiting_elsewhere)
+            return super().leave(view)
+
+    policies = {"lp": with_rule(preset("vllm"), Listens), "hp": preset("vllm")}
+    requests = [request("a", 0.0, 3, 9), request("b", 0.5, 3, 2), request("c", 0.5, 4, 2)]
+    records, _ = run(requests, policies, pooled_system(max_num_seqs=1, max_num_batched_tokens=1))
+    assert {id_: records[id_].instance for id_ in "abc"} == {"a": "lp-0", "b": "hp-0", "c": "hp-0"}
+    assert [told[now_s] for now_s in (0.0, 3.0, 4.0, 7.0)] == [(0,), (0,), (7,), (4,)]
+
+
+class TokenSeconds(UnknownCost):
+    """A second a token, as in an engine of one token a step."""
+
+    def step_s(self, shape: BatchShape) -> float:
+        return 1.0
+
+    def prefill_s(self, num_tokens: int) -> float:
+        return float(num_tokens)
+
+
+def knowing(name: str, **parts: Any) -> PolicyFactory:
+    """Policies of a row that know what steps of one token take."""
+    return lambda cost: build_policy(find_preset(name, **parts), TokenSeconds())
+
+
+def test_no_job_is_handed_off_that_the_queue_there_makes_late() -> None:
+    # Steps of one token. a keeps lp-0 busy; b, c and d, of 3 tokens, have to start by 7.5. All are at risk at 1, when
+    # no job waits at hp-0. b goes there, and c, which starts by 1 + 1 + 3 at the latest; d might by 8, and stays.
+    three = [request(id_, 0.5, 3, 2, slo=Slo(ttft_s=10.0)) for id_ in ("b", "c", "d")]
+    low = knowing("ascendra-lp", leaving=("at-risk:threshold=0.5,hp_tokens=1",))
     system = pooled_system(max_num_seqs=1, max_num_batched_tokens=1)
-    records, _ = run([request("a", 0.0, 3, 7), *three], giving_up(), system)
-    assert all(moved(id_) in records for id_ in ("b", "c", "d"))
-    assert {id_: records[id_].instance for id_ in "abcd"} == {
-        "a": "lp-0",
-        "b": "hp-0",
-        "c": "hp-0",
-        "d": "lp-0",
-    }
-    assert [records[id_].finished_s for id_ in "abcd"] == [9.0, 7.0, 11.0, 13.0]
+    records, _ = run(
+        [request("a", 0.0, 3, 30), *three], {"lp": low, "hp": knowing("ascendra-hp", leaving=())}, system
+    )
+    assert [moved(id_) in records for id_ in "bcd"] == [True, True, False]
+    assert {id_: records[id_].instance for id_ in "bcd"} == {"b": "hp-0", "c": "hp-0", "d": "lp-0"}
+    assert [records[id_].first_token_s for id_ in "bc"] == [4.0, 8.0]
 
 
 def test_an_lp_instance_computes_2048_tokens_a_step() -> None:
@@ -158,7 +198,7 @@ def test_every_request_ends_once_wherever_it_goes(
         if record.outcome is Outcome.HANDED_OFF:
             assert record.instance.startswith("lp-")
             end = records[record.id].instance
-            assert end.startswith("hp-") or end == record.instance  # no HP instance took it
+            assert end.startswith("hp-")
 
 
 @FEW

@@ -14,6 +14,7 @@ from headway.cli import EXIT_INTERRUPTED
 from headway.cli.options import KvTierSpec, OptionGroup, SloTbt, SloTtft, Strict, TimeUnit, TraceSource
 from headway.cli.output import kept_or_temporary, progress, show, stdout_for_data
 from headway.errors import ConfigError, HeadwayError, UpstreamError
+from headway.predict.steps.attention_kernels import DEFAULT_ATTENTION
 from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
@@ -36,12 +37,12 @@ EPILOG = """Examples:
 
   headway plan --trace demo --hardware cost.json --model demo --gpus 1 --verify --json
 
-Tried are policies, low- and high-priority pools, tensor parallelism, seats, tokens a step, hand-off thresholds, host
-memory for KV, and KV offloading where --kv-tier says what there is: few samples of the trace first, more and longer
-ones for those that may be the best (docs/planner.md says how to read the table). With targets the best has the
-largest goodput, without the least mean job completion time. stdout is the command that deploys it, or with --json
-one object; DIR gets plan.json and pareto.svg. All figures are simulated, but for those of --verify, which deploys the
-choice, scaled down, with model `demo` on this machine and compares what comes with what is predicted.
+Tried are policies, low- and high-priority pools, tensor parallelism, seats, tokens a step, those of each pool, hand-off
+thresholds, host memory for KV, and KV offloading where --kv-tier says what there is: few samples of the trace first,
+more and longer ones for those that may be the best (docs/planner.md says how to read the table). With targets the best
+has the largest goodput, without the least mean job completion time. stdout is the command that deploys it, or with
+--json one object; DIR gets plan.json and pareto.svg. All figures are simulated, but for those of --verify, which
+deploys the choice, scaled down, with model `demo` on this machine and compares what comes with what is predicted.
 """
 
 
@@ -141,6 +142,14 @@ class PlanFlags:
         float | None,
         Setting("Host memory of one machine for KV (default: as much as helps).", "GIB"),
     ] = None
+    attention: Annotated[
+        str,
+        Setting(
+            "Attention kernels of vLLM: flash-attn, or flashinfer, whose decodes beside prompts have a kernel of their "
+            "own.",
+            "NAME",
+        ),
+    ] = DEFAULT_ATTENTION
     load: Annotated[LoadFlags, OptionGroup(panel="What is served")]
     time_unit: TimeUnit = None
     strict: Strict = False
@@ -173,6 +182,7 @@ class PlanFlags:
             aim=search.goodput_aim,
             per_node=self.per_node,
             host_memory_gib=self.host_memory_gib,
+            attention=self.attention,
         )
 
 

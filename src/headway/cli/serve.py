@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headway.cli.options import Given, OptionGroup, host_memory
+from headway.cli.options import Given, OptionGroup, flag_name, host_memory
 from headway.cli.output import check_engine_files
 from headway.cli.serve_layout import GatewayFlags
 from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
-from headway.setting import Setting, Shown
+from headway.policies.pool_settings import PoolSettings
+from headway.policies.presets import POOLED, known_presets
+from headway.setting import Setting, Shown, settings_of
 
 if TYPE_CHECKING:
     from headway.engine.servers.server_command import ServerCommand
@@ -75,14 +77,7 @@ class ServeFlags:
     host: Annotated[str, Setting("Address to serve on; 0.0.0.0 for all.")] = "127.0.0.1"
     port: Annotated[int, Setting("Port to serve on.")] = 8000
     host_kv: Annotated[Given, OptionGroup(of=HostKv, prefix="host_kv_")]
-    hand_off_threshold: Annotated[
-        float | None,
-        Setting(
-            "Share of the first token's target that a policy keeps in reserve before it hands off a "
-            "request at risk (default: the policy's own).",
-            "X",
-        ),
-    ] = None
+    pools: Annotated[PoolSettings, OptionGroup()]
     gateway: Annotated[GatewayFlags, OptionGroup(panel="Several instances behind one address")]
 
     @property
@@ -92,22 +87,28 @@ class ServeFlags:
 
     def settings(self, preset: str) -> EngineSettings:
         """An engine's settings under a policy."""
-        from headway.policies.hand_off import rules_with
-
         given = dict(self.engine)
         for name in ("length_model", "records"):  # a server may run in another folder
             if name in given:
                 given[name] = str(Path(given[name]).absolute())
-        given.setdefault("leaving", rules_with(preset, self.hand_off_threshold))
+        given.setdefault("leaving", self.pools.leaving(preset))
+        given.setdefault("batching", self.pools.batching(preset))
         return EngineSettings(**given | {"policy": preset, "host_kv": host_memory(**self.host_kv)})
 
-    def check_threshold(self) -> None:
-        """Raise ConfigError for a threshold beside other rules, or of a policy without a hand-off threshold."""
-        if self.hand_off_threshold is None:
-            return
-        if "leaving" in self.engine:
-            raise ConfigError("--hand-off-threshold and --leaving are given; accepted: one of the two")
-        _check_hands_off(self.policy or _default_policy(self.gateway.pools), self.hand_off_threshold)
+    def check_pool_settings(self) -> None:
+        """Raise ConfigError for settings of pools beside the parts they are of, or that the policy does not heed."""
+        given = self.pools.given
+        for name in given:
+            part = "leaving" if name == "hand_off_threshold" else "batching"
+            if part in self.engine:
+                raise ConfigError(f"{_flag(name)} and --{part} are given; accepted: one of the two")
+        policy = self.policy or _default_policy(self.gateway.pools)
+        for name in given.keys() - self.pools.heeded_by(policy).keys():
+            heeding = [each for each in (*POOLED, *known_presets()) if name in self.pools.heeded_by(each)]
+            raise ConfigError(
+                f"{_flag(name)} is {given[name]:g}, which makes no difference to policy {policy!r}; accepted with: "
+                f"{', '.join(heeding)}"
+            )
 
 
 def serve(flags: ServeFlags) -> None:
@@ -115,13 +116,11 @@ def serve(flags: ServeFlags) -> None:
 
     Ends on Ctrl-C or SIGTERM with every process it started; a second one does not wait. All messages are on stderr.
     """
-    from headway.policies.presets import POOLED
-
     model, words, address = flags.model, flags.vllm_flags, (flags.host, flags.port)
     if model is not None and model.startswith("-"):  # the first of vLLM's flags, where no model was named
         words = (model, *words)
         model = None
-    flags.check_threshold()
+    flags.check_pool_settings()
     if flags.gateway.want_gateway:
         raise typer.Exit(_serve_several(model, flags.policy, flags.settings, words, flags.gateway, address))
     flags.gateway.check_none_given()
@@ -138,16 +137,8 @@ def _default_policy(pools: str | None) -> str:
     return "ascendra" if pools and not STAGES & parse_pools(pools).keys() else "vllm"
 
 
-def _check_hands_off(policy: str, threshold: float) -> None:
-    """Raise ConfigError for a threshold of a policy that has none."""
-    from headway.policies.hand_off import hands_off
-    from headway.policies.presets import POOLED, known_presets
-
-    if not hands_off(policy):
-        handing = ", ".join(name for name in (*POOLED, *known_presets()) if hands_off(name))
-        raise ConfigError(
-            f"--hand-off-threshold is {threshold:g}, but policy {policy!r} has none; accepted: {handing}"
-        )
+def _flag(name: str) -> str:
+    return flag_name(name, settings_of(PoolSettings)[name][1])
 
 
 def _serve_one(
@@ -215,8 +206,6 @@ def check_address(host: str, port: int) -> None:
 
 def introduction(model: str, url: str, command: ServerCommand) -> str:
     """What is about to run, for people: policy, targets, choices made, and what else there is."""
-    from headway.policies.presets import known_presets
-
     settings = command.settings
     presets = known_presets()
     width = max(map(len, presets))

@@ -137,7 +137,6 @@ def _check_pools(pooled: bool, given: Set[str]) -> None:
 
 def _presets(policy: str, sizes: PoolSizes, *, pooled: bool) -> Mapping[str, str]:
     """Pool -> preset of the instances launched there."""
-    rows = ", ".join(POOLED)
     if not pooled:
         if policy in POOLED:
             raise ConfigError(f"policy {policy!r} serves pools; accepted with it: --pools lp=2,hp=1")
@@ -145,10 +144,7 @@ def _presets(policy: str, sizes: PoolSizes, *, pooled: bool) -> Mapping[str, str
     if not sizes:
         return {}
     if policy not in POOLED:
-        raise ConfigError(
-            f"policy {policy!r} is for instances that are all alike, but there are pools; accepted there: {rows}; "
-            f"or --instances {sum(sizes.values())} --policy {policy}"
-        )
+        return dict.fromkeys(sizes, policy)
     if unknown := [pool for pool in sizes if pool not in POOLED[policy]]:
         served = ", ".join(POOLED[policy])
         raise ConfigError(f"policy {policy!r} has none for pool {unknown[0]!r}; accepted: {served}")

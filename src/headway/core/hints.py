@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import nan
@@ -25,7 +25,10 @@ OF_ANSWERS = frozenset({TBT, MAX_OUTPUT_TOKENS, LENGTH, *_LENGTH_ENDS})
 """Hints about the tokens after the first."""
 MAY_MOVE = "headway_may_move"
 """True where a gateway in front would send the request to another instance; else it is never handed off."""
+WAITING_ELSEWHERE = "headway_waiting_elsewhere"
+"""What a gateway says of the instances it would send the request to: prompt tokens that wait at each, `1200,0`."""
 MAX_TENANT_CHARACTERS = 128
+_MOST_INSTANCES, _MOST_DIGITS = 10_000, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,9 @@ class RequestHints:
     """A request's own targets (over the given defaults), tenant, declared limit, predicted length and priority.
 
     `may_move`: the request would be served elsewhere if this instance gave it up. Only a gateway says so; a client that
-    asks the server itself would get an error for an answer. `priority` is None if the request names none, or where it
-    stands beside the hints.
+    asks the server itself would get an error for an answer. `waiting_elsewhere` are the prompt tokens that wait at each
+    such instance; None if nothing is said of them. `priority` is None if the request names none, or where it stands
+    beside the hints.
     """
 
     slo: Slo = NO_TARGETS
@@ -42,6 +46,7 @@ class RequestHints:
     max_output_tokens: int | None = None
     predicted_length: LengthEstimate | None = None
     may_move: bool = False
+    waiting_elsewhere: tuple[int, ...] | None = None
     priority: int | None = None
 
 
@@ -49,8 +54,8 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
     """Hints from `sampling_params.extra_args`; keys that are not Headway's are left alone.
 
     Raises ConfigError for an unknown `headway_` key, a target that is not a positive number of
-    milliseconds up to a week, a token count below 1, a tenant that is no short text, or a `headway_may_move`
-    that is neither true nor false.
+    milliseconds up to a week, a token count below 1, a tenant that is no short text, a `headway_may_move`
+    that is neither true nor false, or a `headway_waiting_elsewhere` that is no list of tokens.
     """
     if not extra_args:
         return RequestHints(slo=default_slo)
@@ -68,7 +73,13 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
         max_output_tokens=None if limit is None else int(limit),
         predicted_length=_predicted_length(values),
         may_move=values.get(MAY_MOVE, False),
+        waiting_elsewhere=values.get(WAITING_ELSEWHERE),
     )
+
+
+def elsewhere_hint(tokens: Sequence[int]) -> dict[str, str]:
+    """The hint that says what waits at each other instance; none where there is no other."""
+    return {WAITING_ELSEWHERE: ",".join(map(str, tokens))} if tokens else {}
 
 
 def target_hints(slo: Slo) -> dict[str, float]:
@@ -153,12 +164,21 @@ def _yes_or_no(key: str, value: Any) -> bool:
     return bool(value)
 
 
+def _token_counts(key: str, value: Any) -> tuple[int, ...]:
+    """Counts of tokens in one text: a list would be one for vLLM alone, and not for its Rust front end."""
+    parts = value.split(",", _MOST_INSTANCES) if isinstance(value, str) else ("",)
+    if not all(part.isascii() and part.isdigit() and len(part) < _MOST_DIGITS for part in parts):
+        raise ConfigError(f"{key} is {quoted(value)}; accepted: tokens at each instance, as '1200,0'")
+    return tuple(map(int, parts))
+
+
 _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys((TTFT, TBT, DEADLINE), target_ms),
     **dict.fromkeys((LENGTH, *_LENGTH_ENDS), _tokens),
     MAX_OUTPUT_TOKENS: _tokens,
     TENANT: tenant_name,
     MAY_MOVE: _yes_or_no,
+    WAITING_ELSEWHERE: _token_counts,
 }
 """Every accepted key, with what turns its value into ours or refuses it."""
 

@@ -64,6 +64,11 @@ class StepView:
       `admit`. Those that load hold blocks, and start before others once it is there.
     - `total_blocks` leaves out the blocks of such loads, and those of ended requests that the connector still reads.
     - `blocks_coming_free` are those of preempted requests whose last step is in flight.
+
+    Elsewhere:
+
+    - `waiting_elsewhere` are the prompt tokens that wait at each instance to which this one hands off. Empty: none told.
+    - `told_elsewhere_s` is when that was told; what was handed off since is added.
     """
 
     now_s: float = 0.0
@@ -87,6 +92,8 @@ class StepView:
     decoded_tokens: float = 1.0
     graphed_tokens: int = 0
     defers_prompts: bool = False
+    waiting_elsewhere: Sequence[int] = ()
+    told_elsewhere_s: float = 0.0
     admissible: Callable[[Job], bool] = _never
     ready: Callable[[Job], bool] = _always
     missing_blocks: Callable[[Job], int] = _none

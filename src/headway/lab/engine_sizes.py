@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 from headway.errors import ConfigError
+from headway.predict.steps.attention_kernels import DEFAULT_ATTENTION
 from headway.setting import COUNT, Bounds, Setting, Shown, check_settings
 from headway.written_path import written_path
 
@@ -65,6 +66,14 @@ class EngineSizes:
             shown=Shown(flag="--prefix-caching/--no-prefix-caching"),
         ),
     ] = True
+    attention: Annotated[
+        str,
+        Setting(
+            "Attention kernels as this engine launches them: flash-attn (today's vLLM), flashinfer, vllm-v0 or "
+            "sarathi-serve. The last three give decodes beside prompts a kernel of their own.",
+            "NAME",
+        ),
+    ] = DEFAULT_ATTENTION
     asynchronous: Annotated[
         bool | None,
         Setting(

@@ -44,8 +44,9 @@ from headway.sim.watcher import Watcher
 from headway.traces import TraceRequest, check_rate, scale_rate
 
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
-_PROBES = ((1, 1, 0), (64, 1, 1000), (1, 512, 0), (4, 2048, 4096))
-"""Steps a law is asked about to tell it from another: jobs, new tokens and context of each."""
+_DECODES, _CHUNK = (64, 1, 1000), (1, 512, 0)
+_PROBES = (((1, 1, 0),), (_DECODES,), (_CHUNK,), ((4, 2048, 4096),), (_DECODES, _CHUNK))
+"""Steps a law is asked about to tell it from another: jobs, with new tokens and context of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,10 +208,11 @@ def fingerprint(calibration: Calibration) -> str:
     said: list[object] = [
         getattr(calibration, field.name) for field in fields(calibration) if field.name != "step"
     ]
-    for num_jobs, new_tokens, context_tokens in _PROBES:
+    for jobs in _PROBES:
         shape = BatchShape()
-        for _ in range(num_jobs):
-            shape.add(new_tokens, context_tokens)
+        for num_jobs, new_tokens, context_tokens in jobs:
+            for _ in range(num_jobs):
+                shape.add(new_tokens, context_tokens)
         said.append(calibration.step.step_s(shape))
     return sha256(repr(said).encode()).hexdigest()
 
@@ -343,7 +345,8 @@ def set_up(asked: SimulationRequest) -> Setup:
     for router in (asked.router, pool_router):
         _check_router(router)
     model = model_shape(asked.model)
-    costs = calibration(asked.hardware, model, asked.sizes.tp, asked.sizes.pp)
+    sizes = asked.sizes
+    costs = calibration(asked.hardware, model, sizes.tp, sizes.pp, attention=sizes.attention)
     system = System(
         limits=engine_limits(asked.sizes, asked.hardware, costs),
         calibration=costs,

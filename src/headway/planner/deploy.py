@@ -13,7 +13,7 @@ from headway.core.slo import Slo
 from headway.lab.policy_choice import OWN_PARTS, uses_predictions
 from headway.lab.server import command_server, headway_command
 from headway.planner.machine import NO_POOL, Configuration, Machine, Node
-from headway.policies.hand_off import hands_off, presets_of
+from headway.policies.pool_settings import presets_of
 
 PROGRAM = "headway"
 
@@ -36,8 +36,8 @@ def arguments(
         words += ["--slo-ttft", f"{slo.ttft_s:g}"]
     if slo.tbt_s is not None:
         words += ["--slo-tbt", f"{slo.tbt_s:g}"]
-    if configuration.threshold is not None:
-        words += ["--hand-off-threshold", f"{configuration.threshold:g}"]
+    for name, value in configuration.pool_settings.heeded_by(configuration.policy).items():
+        words += [f"--{name.replace('_', '-')}", f"{value:g}"]
     if configuration.host_gib:
         words += ["--host-kv-gib", f"{configuration.host_gib:g}"]
     if uses_predictions(configuration.policy, OWN_PARTS):
@@ -62,8 +62,7 @@ def script(model: str, configuration: Configuration, slo: Slo, node: Node, flags
     places = [(number, slot) for number, size in enumerate(sizes, 1) for slot in range(size // tp)]
     for pool, (number, slot) in zip(pools, places, strict=True):
         preset = presets_of(configuration.policy)[pool]
-        threshold = configuration.threshold if hands_off(preset) else None
-        alone = replace(configuration, policy=preset, instances=1, lp=0, gpus=tp, threshold=threshold)
+        alone = replace(configuration, policy=preset, instances=1, lp=0, gpus=tp)
         words = as_started(arguments(model, alone, slo, flags), FIRST_PORT + slot, ("--host", "0.0.0.0"))
         gpus = ",".join(f"{gpu}" for gpu in range(slot * tp, (slot + 1) * tp))
         lines.append(f"CUDA_VISIBLE_DEVICES={gpus} {command([PROGRAM, *words])}  # on MACHINE{number}")
@@ -93,7 +92,7 @@ def flags_here(machine: Machine, configuration: Configuration) -> tuple[str, ...
     limits = machine.limits(configuration)
     if replace(limits, max_cudagraph_capture_size=None).graphed_tokens < limits.graphed_tokens:
         flags += ["--max-cudagraph-capture-size", f"{limits.graphed_tokens}"]
-    return (*flags, *machine.measured_flags())
+    return (*flags, *machine.attention_flags(), *machine.measured_flags())
 
 
 def command(words: Sequence[str]) -> str:

@@ -7,10 +7,11 @@ from functools import lru_cache, partial
 
 from headway.lab.engine_sizes import EngineSizes, engine_limits, host_blocks
 from headway.lab.simulation import fingerprint
-from headway.policies.hand_off import presets_of, rules_with
-from headway.policies.presets import Preset, build_policy, find_preset
+from headway.policies.pool_settings import PoolSettings, presets_of
+from headway.policies.presets import Preset, build_policy
 from headway.predict.lengths.choice import NONE
 from headway.predict.models.known_models import model_shape
+from headway.predict.steps.attention_kernels import DEFAULT_ATTENTION, attention_kernels
 from headway.predict.steps.calibration import Calibration, CostFile, load_cost_file
 from headway.predict.steps.hardware import calibration, is_cost_file
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER
@@ -25,9 +26,9 @@ class Configuration:
     """What serves: `instances` engines of `tp` GPUs each under one policy, or in two pools.
 
     `lp` of the instances are of low priority, 0 where there are no pools. `seats` is vLLM's `max_num_seqs`,
-    `tokens_a_step` its `max_num_batched_tokens`. `threshold` takes the place of the hand-off rule's own; None leaves
-    it. `host_gib` is host memory for KV, of each instance. `kv_tier` is beside each GPU. `predictor` says how long
-    answers will be.
+    `tokens_a_step` its `max_num_batched_tokens`. `threshold`, `lp_tokens` and `hp_tokens` take the place of the
+    pools' own (`PoolSettings`); None leaves them. `host_gib` is host memory for KV, of each instance. `kv_tier` is
+    beside each GPU. `predictor` says how long answers will be.
     """
 
     gpus: int
@@ -38,6 +39,8 @@ class Configuration:
     seats: int
     tokens_a_step: int
     threshold: float | None = None
+    lp_tokens: int | None = None
+    hp_tokens: int | None = None
     host_gib: float = 0.0
     kv_tier: KvTier | None = None
     predictor: str = NONE
@@ -48,11 +51,27 @@ class Configuration:
         return {LP: self.lp, HP: self.instances - self.lp} if self.lp else None
 
     @property
+    def pool_settings(self) -> PoolSettings:
+        """What takes the place of the pools' own settings."""
+        return PoolSettings(
+            hand_off_threshold=self.threshold, lp_tokens=self.lp_tokens, hp_tokens=self.hp_tokens
+        )
+
+    @property
     def place(self) -> tuple[object, ...]:
         """Where it comes among others that are as good, so that every ranking is total."""
         threshold = -1.0 if self.threshold is None else self.threshold
+        budgets = (self.lp_tokens or 0, self.hp_tokens or 0)
         sizes = (self.gpus, self.tp, self.instances, self.lp, self.seats, self.tokens_a_step)
-        return (*sizes, self.policy, threshold, self.host_gib, f"{self.kv_tier or ''}", self.predictor)
+        return (
+            *sizes,
+            self.policy,
+            threshold,
+            *budgets,
+            self.host_gib,
+            f"{self.kv_tier or ''}",
+            self.predictor,
+        )
 
     def layout(self) -> str:
         """The instances, for people."""
@@ -64,6 +83,9 @@ class Configuration:
         given = [f"{self.seats:,} seats", f"{self.tokens_a_step:,} tokens a step"]
         if self.threshold is not None:
             given.append(f"threshold {self.threshold:g}")
+        for pool, tokens in ((LP, self.lp_tokens), (HP, self.hp_tokens)):
+            if tokens is not None:
+                given.append(f"{tokens:,} of {pool.upper()}")
         if self.host_gib:
             given.append(f"{self.host_gib:g} GiB of host memory")
         if self.kv_tier is not None:
@@ -71,7 +93,8 @@ class Configuration:
         return f"{self.policy} on {self.layout()}, {', '.join(given)}"
 
 
-MOVING = ("policy", "tp", "lp", "seats", "tokens_a_step", "threshold", "host_gib", "kv_tier", "predictor")
+_POOLS = ("threshold", "lp_tokens", "hp_tokens")
+MOVING = ("policy", "tp", "lp", "seats", "tokens_a_step", *_POOLS, "host_gib", "kv_tier", "predictor")
 """Settings that a deployment has of its own; GPUs and instances follow from others."""
 
 
@@ -117,10 +140,11 @@ class Machine:
     hardware: str
     model: str
     node: Node = Node()
+    attention: str = DEFAULT_ATTENTION
 
     def costs(self, tp: int) -> Calibration:
         """What the model costs on an instance of `tp` GPUs. Raises ConfigError where it does not fit, or is unknown."""
-        return _costs(self.hardware, self.model, tp)
+        return _costs(self.hardware, self.model, tp, self.attention)
 
     @property
     def context_tokens(self) -> int:
@@ -129,7 +153,7 @@ class Machine:
 
     def fingerprint(self, tp: int) -> str:
         """Tells these costs from any others."""
-        return _fingerprint(self.hardware, self.model, tp)
+        return _fingerprint(self.hardware, self.model, tp, self.attention)
 
     def largest_measured(self) -> tuple[int, int] | None:
         """Jobs and tokens of the largest steps in the cost file; None for a GPU of the catalogue, or without rows."""
@@ -143,9 +167,15 @@ class Machine:
         measured = _cost_file(self.hardware)
         return () if measured is None or measured.engine is None else measured.engine.vllm_flags
 
+    def attention_flags(self) -> tuple[str, ...]:
+        """The flags of vLLM that take other attention kernels than it would by itself."""
+        if self.attention == DEFAULT_ATTENTION:
+            return ()
+        return ("--attention-backend", attention_kernels(self.attention).vllm_backend)
+
     def default_limits(self, tp: int) -> EngineLimits:
         """What vLLM takes where nothing is said. Raises ConfigError as `costs`."""
-        return _default_limits(self.hardware, self.model, tp)
+        return _default_limits(self.hardware, self.model, tp, self.attention)
 
     def limits(self, configuration: Configuration) -> EngineLimits:
         """Of one engine of a configuration, with the CUDA graphs of vLLM's own seats however few it has.
@@ -176,18 +206,18 @@ class Machine:
 
 
 def planned_policies(configuration: Configuration) -> Policies:
-    """What makes the policies of its engines, the hand-off's threshold put in place where one is given."""
+    """What makes the policies of its engines, the settings of its pools put in place."""
     made: dict[str, PolicyFactory] = {
-        pool: partial(build_policy, _preset(preset, configuration.threshold))
+        pool: partial(build_policy, _preset(preset, configuration.pool_settings))
         for pool, preset in presets_of(configuration.policy).items()
     }
     return made if configuration.pools is not None else made[NO_POOL]
 
 
 @lru_cache(maxsize=64)
-def _preset(name: str, threshold: float | None) -> Preset:
-    """A row with the threshold in place; to find one takes a look at every installed package."""
-    return find_preset(name, leaving=rules_with(name, threshold))
+def _preset(name: str, settings: PoolSettings) -> Preset:
+    """A row with these settings in place; to find one takes a look at every installed package."""
+    return settings.preset(name)
 
 
 @lru_cache(maxsize=8)
@@ -196,15 +226,15 @@ def _cost_file(hardware: str) -> CostFile | None:
 
 
 @lru_cache(maxsize=32)
-def _costs(hardware: str, model: str, tp: int) -> Calibration:
-    return calibration(hardware, model_shape(model), tp)
+def _costs(hardware: str, model: str, tp: int, attention: str) -> Calibration:
+    return calibration(hardware, model_shape(model), tp, attention=attention)
 
 
 @lru_cache(maxsize=32)
-def _default_limits(hardware: str, model: str, tp: int) -> EngineLimits:
-    return engine_limits(EngineSizes(tp=tp), hardware, _costs(hardware, model, tp))
+def _default_limits(hardware: str, model: str, tp: int, attention: str) -> EngineLimits:
+    return engine_limits(EngineSizes(tp=tp), hardware, _costs(hardware, model, tp, attention))
 
 
 @lru_cache(maxsize=32)
-def _fingerprint(hardware: str, model: str, tp: int) -> str:
-    return fingerprint(_costs(hardware, model, tp))
+def _fingerprint(hardware: str, model: str, tp: int, attention: str) -> str:
+    return fingerprint(_costs(hardware, model, tp, attention))

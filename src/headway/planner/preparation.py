@@ -118,7 +118,7 @@ def prepare(request: PlanRequest) -> Prepared:
 
 def _task(request: PlanRequest, requests: Sequence[TraceRequest]) -> Task:
     """The task of a plan, over all that its samples may draw. Raises TraceError if nothing of it fits."""
-    machine = Machine(request.hardware, request.model, request.node)
+    machine = Machine(request.hardware, request.model, request.node, request.attention)
     seeds = range(samples_in_all(request.seeds))
     facts = trace_facts(request.trace, seeds)
     room_tokens = _room_tokens(machine, request.counts())

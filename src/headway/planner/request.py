@@ -11,6 +11,7 @@ from headway.lab.predictor_choice import check_predictor_name
 from headway.lab.trace import Trace
 from headway.planner.machine import Node
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR
+from headway.predict.steps.attention_kernels import ATTENTION_KERNELS, DEFAULT_ATTENTION, attention_kernels
 from headway.setting import COUNT, NOT_NEGATIVE, POSITIVE
 from headway.sim.limits import KvTier
 from headway.traces import TraceRequest
@@ -31,6 +32,8 @@ NAMES = {"ttft_s": "first token", "tbt_s": "between tokens", "deadline_s": "whol
 """What people call each kind of target."""
 
 
+_DEPLOYABLE = [name for name, row in ATTENTION_KERNELS.items() if row.vllm_backend]
+
 _BOUNDS = {
     "gpus": COUNT,
     "seeds": COUNT,
@@ -49,6 +52,7 @@ class PlanRequest:
     `load` takes the place of `rate_scale`: a multiple of the rate that stock vLLM sustains on all of the GPUs. With
     `fewest` every number of GPUs is searched alike, for the smallest that holds `aim`. `kv_tier` is that of each GPU.
     Machines have `per_node` of the GPUs each, and `host_memory_gib` that KV may take. `price` is of a GPU for an hour.
+    `attention` names the engine version whose attention kernels serve.
     """
 
     hardware: str
@@ -66,6 +70,7 @@ class PlanRequest:
     per_node: int | None = None
     host_memory_gib: float | None = None
     price: float | None = None
+    attention: str = DEFAULT_ATTENTION
 
     def check(self) -> None:
         """Raise ConfigError for a value or a combination that is not accepted."""
@@ -81,6 +86,10 @@ class PlanRequest:
         if self.policies is not None and len(set(self.policies)) < len(self.policies):
             raise ConfigError(f"policies are {', '.join(self.policies)!r}; accepted: different names")
         check_predictor_name(self.predictor, made=False)
+        if not attention_kernels(self.attention).vllm_backend:
+            raise ConfigError.of(
+                "attention", f"{self.attention!r}, which today's vLLM does not have", ", ".join(_DEPLOYABLE)
+            )
         if self.aim is not None and not self.fewest:
             raise ConfigError.of("goodput_aim", f"{self.aim} without fewest", "with --fewest")
         if self.aim is not None and not 0 < self.aim <= 1:

@@ -11,7 +11,7 @@ from headway.planner.machine import Configuration
 from headway.planner.space import Index, PolicySettings, Space
 from headway.traces import TraceRequest
 
-PRIMES = (2, 3, 5, 7, 11, 13)
+PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 """Bases of the axes of a grid."""
 
 SEED_STRIDE = 1_009

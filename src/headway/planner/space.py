@@ -12,7 +12,7 @@ from headway.errors import ConfigError
 from headway.lab.policy_choice import OWN_PARTS, is_pooled, uses_predictions
 from headway.planner.machine import Configuration, Machine
 from headway.planner.request import PlanRequest
-from headway.policies.hand_off import hands_off, presets_of
+from headway.policies.pool_settings import PoolSettings, hands_off, presets_of
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.lengths.choice import NONE
 from headway.routing.pools import HP, LP
@@ -26,6 +26,10 @@ SMALL_BUDGETS = (128, 256, 512)
 THRESHOLDS = (None, 0.0, 0.1, 0.25)
 """Of the hand-off rule of pools, in shares of the target for the first token; None: its own. Without pools no
 instance takes what another hands off."""
+LP_TOKENS, HP_TOKENS = (None, 512, 2048), (None, 2048)
+"""Tokens a step of each pool; None: as follows from targets and step times, up to what the engine allows."""
+POOL_ENGINE_TOKENS = 8192
+"""Tokens a step that engines in pools allow at least, so that the pools' own budgets decide."""
 HOST_SHARES = (0.0, 0.5, 2.0)
 """Host memory for KV, in shares of the KV memory of the instance's GPUs."""
 
@@ -50,13 +54,16 @@ class Axes:
     seats: tuple[int, ...]
     tokens: tuple[int, ...]
     thresholds: tuple[float | None, ...]
+    lp_tokens: tuple[int | None, ...]
+    hp_tokens: tuple[int | None, ...]
     host_shares: tuple[float, ...]
     kv_tiers: tuple[KvTier | None, ...]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """How many of each."""
-        choices = (self.layouts, self.seats, self.tokens, self.thresholds, self.host_shares, self.kv_tiers)
+        pools = (self.thresholds, self.lp_tokens, self.hp_tokens)
+        choices = (self.layouts, self.seats, self.tokens, *pools, self.host_shares, self.kv_tiers)
         return tuple(map(len, choices))
 
 
@@ -64,14 +71,18 @@ def axes_of(machine: Machine, request: PlanRequest, gpus: int, policy: str, slo:
     """What a policy may be set to on so many GPUs; some combinations will not be possible. Raises ConfigError."""
     rows = [find_preset(preset) for preset in presets_of(policy).values()]
     default = _default_sizes(machine)
-    own_budget = not is_pooled(policy) and _BUDGET in rows[0].batching
-    hands = slo.ttft_s is not None and is_pooled(policy) and hands_off(policy)
+    pooled = is_pooled(policy)
+    own_budget = not pooled and _BUDGET in rows[0].batching
+    tokens = (POOL_ENGINE_TOKENS,) if pooled else TOKENS_A_STEP
+    hands = slo.ttft_s is not None and pooled and hands_off(policy)
     swaps = any(not row.eviction.startswith(_NO_SWAPS) for row in rows)
     return Axes(
-        layouts=tuple(_layouts(gpus, pooled=is_pooled(policy))),
+        layouts=tuple(_layouts(gpus, pooled=pooled)),
         seats=_with_default(SEATS, default[0]),
-        tokens=SMALL_BUDGETS if own_budget else _with_default(TOKENS_A_STEP, default[1]),
+        tokens=SMALL_BUDGETS if own_budget else _with_default(tokens, default[1]),
         thresholds=THRESHOLDS if hands else (None,),
+        lp_tokens=LP_TOKENS if pooled else (None,),
+        hp_tokens=HP_TOKENS if pooled else (None,),
         host_shares=HOST_SHARES if swaps else (0.0,),
         kv_tiers=(None,) if request.kv_tier is None else (None, request.kv_tier),
     )
@@ -227,8 +238,10 @@ def _grid(
                 seats=axes.seats[index[1]],
                 tokens_a_step=axes.tokens[index[2]],
                 threshold=axes.thresholds[index[3]],
-                host_gib=_host_gib(machine, layout.tp, axes.host_shares[index[4]]),
-                kv_tier=axes.kv_tiers[index[5]],
+                lp_tokens=axes.lp_tokens[index[4]],
+                hp_tokens=axes.hp_tokens[index[5]],
+                host_gib=_host_gib(machine, layout.tp, axes.host_shares[index[6]]),
+                kv_tier=axes.kv_tiers[index[7]],
                 predictor=predictor,
             )
             why = _why_no_sizes(machine, configuration)
@@ -248,7 +261,9 @@ def _host_gib(machine: Machine, tp: int, share: float) -> float:
 def _plain(machine: Machine, found: Mapping[Index, Configuration]) -> Configuration | None:
     """The first with nothing added and vLLM's own sizes, or those next to them."""
     unchanged = [
-        each for each in found.values() if each.threshold is None and not (each.host_gib or each.kv_tier)
+        each
+        for each in found.values()
+        if each.pool_settings == PoolSettings() and not (each.host_gib or each.kv_tier)
     ]
     if not unchanged:
         return None

@@ -38,6 +38,10 @@ class Router(Protocol):
         """Another instance for a job that its own gave up unstarted; None: the job stays there."""
         ...
 
+    def waiting_elsewhere(self, instance: str, instances: Sequence[str]) -> Sequence[int]:
+        """Prompt tokens that wait at each instance to which this one may hand off; empty if it never does."""
+        ...
+
     def end(self, job: Job) -> None:
         """A job that was placed is gone; called once for each, wherever it was handed to."""
         ...

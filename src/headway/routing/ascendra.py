@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from headway.core.job import Job
 from headway.routing.pools import HP, LP, pool_of
 
-MOST_WAITING = 2
-"""An HP instance at which so many jobs wait takes no hand-off: an LP instance reckons with one HP step, not a queue."""
-
 
 class Ascendra:
     """A new job takes the oldest standing ticket to its HP instance, else an LP instance in turn.
@@ -18,8 +15,8 @@ class Ascendra:
     one step. Each instance has at most one ticket standing. The next is issued once no job waits there any more, so
     not before the ticketed job has its first token. A hand-off that lands first leaves the ticket standing, as in
     the paper, or with `revoke` takes it back. What waits where is known from the calls alone: no instance is asked.
-    `tickets=False` leaves the HP instances to hand-offs. While MOST_WAITING jobs wait at every HP instance, no job is
-    handed off: it would be late there too, and would make others late.
+    `tickets=False` leaves the HP instances to hand-offs. LP instances are told what waits at the HP instances
+    (`waiting_elsewhere`), and hand off no job that would be late there too.
 
     Instances whose pool is not `hp` count as LP. Without an LP instance new jobs take the HP ones in turn, and
     without an HP one no hand-off is taken. An instance may come and go: its ticket stands until it is back.
@@ -34,8 +31,9 @@ class Ascendra:
         self._revokes = revoke
         self._tickets: dict[str, None] = {}  # in the order of issue
         self._known: set[str] = set()
-        self._waits_at: dict[str, str] = {}
+        self._waits_at: dict[str, tuple[str, int]] = {}
         self._waiting: dict[str, int] = {}
+        self._waiting_tokens: dict[str, int] = {}
         self._turns = {LP: 0, HP: 0}
 
     @property
@@ -70,27 +68,30 @@ class Ascendra:
         self._leave_queue(job)
 
     def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
-        """The HP instance at which the fewest jobs wait, of equals the next in turn; None if all are full.
+        """The HP instance at which the fewest prompt tokens wait, of equals the next in turn; None without one.
 
         The instance that gave the job up never gets it back from here.
         """
-        gave_up = self._waits_at.get(job.id)
-        high = [
-            name
-            for name in _split(instances)[0]
-            if name != gave_up and self._waiting.get(name, 0) < MOST_WAITING
-        ]
+        gave_up, _ = self._waits_at.get(job.id, ("", 0))
+        high = [name for name in _split(instances)[0] if name != gave_up]
         if not high:
             return None
         first = self._turns[HP] % len(high)
         self._turns[HP] += 1
-        chosen = min(high[first:] + high[:first], key=lambda name: self._waiting.get(name, 0))
+        chosen = min(high[first:] + high[:first], key=self._tokens_at)
         if self._revokes:
             self._tickets.pop(chosen, None)
         self._leave_queue(job)
         self._join_queue(job, chosen)
         self._welcome(instances)
         return chosen
+
+    def waiting_elsewhere(self, instance: str, instances: Sequence[str]) -> Sequence[int]:
+        """Prompt tokens of the jobs at each other HP instance that have no first token yet."""
+        return [self._tokens_at(name) for name in _split(instances)[0] if name != instance]
+
+    def _tokens_at(self, name: str) -> int:
+        return self._waiting_tokens.get(name, 0)
 
     def end(self, job: Job) -> None:
         """If it still waited, it no longer does."""
@@ -115,13 +116,15 @@ class Ascendra:
             self._tickets.setdefault(name)
 
     def _join_queue(self, job: Job, name: str) -> None:
-        self._waits_at[job.id] = name
+        self._waits_at[job.id] = name, job.num_prompt_tokens
         self._waiting[name] = self._waiting.get(name, 0) + 1
+        self._waiting_tokens[name] = self._tokens_at(name) + job.num_prompt_tokens
 
     def _leave_queue(self, job: Job) -> None:
-        name = self._waits_at.pop(job.id, None)
-        if name is not None:
+        name, tokens = self._waits_at.pop(job.id, ("", 0))
+        if name:
             self._waiting[name] -= 1
+            self._waiting_tokens[name] -= tokens
             self._issue(name)
 
 

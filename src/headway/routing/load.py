@@ -78,6 +78,10 @@ class StaysPut:
         """A job stays where it is."""
         return None
 
+    def waiting_elsewhere(self, instance: str, instances: Sequence[str]) -> Sequence[int]:
+        """No other instance takes a job over."""
+        return ()
+
 
 class RoundRobin(StaysPut):
     """The next instance of the list, whatever it is doing. O(1)."""

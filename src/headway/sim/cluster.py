@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -132,6 +132,10 @@ class Cluster:
         if any(other.engine.ledger.waiting for other in others):
             return min(self.next_arrival_s, self._loop.next_s)
         return self.next_arrival_s
+
+    def waiting_elsewhere(self, name: str) -> Sequence[int]:
+        """As the router tells an instance."""
+        return self._router.waiting_elsewhere(name, self._names)
 
     @property
     def totals(self) -> dict[str, EngineTotals]:

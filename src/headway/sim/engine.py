@@ -71,6 +71,7 @@ class SimulatedEngine:
         on_first_token: Callable[[Job], None] = lambda job: None,
         name: str = "",
         store_blocks: int = 0,
+        waiting_elsewhere: Callable[[], Sequence[int]] | None = None,
         check: bool = False,
     ) -> None:
         self.limits = limits
@@ -87,6 +88,7 @@ class SimulatedEngine:
         self._prefixes = self._prefix_watch() if policy.uses_prefixes and limits.prefix_caching else None
         self._on_end = on_end
         self._on_first_token = on_first_token
+        self._waiting_elsewhere = waiting_elsewhere
         self._check = check
         self._output_tokens: dict[Job, int] = {}
         self._flights: deque[_Flight] = deque()
@@ -223,6 +225,8 @@ class SimulatedEngine:
         if self.host is not None:
             view.swapped = self.ledger.swapped.values()
             view.host_free_blocks = self.host.copies.host.free_blocks
+        if self._waiting_elsewhere is not None:
+            view.waiting_elsewhere, view.told_elsewhere_s = self._waiting_elsewhere(), now_s
         return view
 
     def _admissible(self, job: Job) -> bool:

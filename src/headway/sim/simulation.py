@@ -156,6 +156,7 @@ def simulate(
             on_first_token=cluster.started,
             name=name,
             store_blocks=system.store_blocks,
+            waiting_elsewhere=None if system.pools is None else partial(cluster.waiting_elsewhere, name),
             check=check,
         )
         horizon_s = _horizon_s(cluster, system, name) if shortcut else lambda: -inf

@@ -209,6 +209,48 @@ def test_the_longest_step_elsewhere_is_an_engines_not_an_lp_instances() -> None:
         assert ids(plan.leave) == leaving
 
 
+def left_with(now_s: float, rule: AtRisk, *tokens: int, told_s: float | None = None) -> list[str]:
+    """Who leaves at that time, where so many tokens wait at each instance elsewhere."""
+    seen = view(now_s, waiting_elsewhere=list(tokens), told_elsewhere_s=now_s if told_s is None else told_s)
+    return ids(rule.leave_unserved(seen, IDLE))
+
+
+def test_a_job_that_the_queue_elsewhere_makes_late_stays() -> None:
+    # At 5.6 s it has 3.4 s of slack. A step of 30 tokens there, 3 s, leaves 0.4 s for what waits before it.
+    for tokens, leaving in [((3,), ["a"]), ((5,), []), ((50, 3), ["a"]), ((50, 5), [])]:
+        assert left_with(5.6, watching(urgent()), *tokens) == leaving
+
+
+def test_where_no_job_waits_elsewhere_the_slack_alone_decides() -> None:
+    # With 1 s of slack a step of 3 s may make it late, but none may be under way.
+    assert left_with(8.0, watching(urgent()), 0) == ["a"]
+    assert left_with(8.0, watching(urgent()), 1) == []
+    assert left_with(8.0, watching(urgent())) == ["a"]  # nothing was told
+
+
+def test_what_waited_when_it_was_told_has_been_worked_off_since() -> None:
+    # 23 tokens 2 s ago are 3 now, and of 25 5 are left.
+    assert left_with(5.6, watching(urgent()), 23, told_s=3.6) == ["a"]
+    assert left_with(5.6, watching(urgent()), 25, told_s=3.6) == []
+
+
+def test_each_that_leaves_is_before_the_next_one_elsewhere() -> None:
+    # Each has 10 tokens, and is behind those that went before it: a takes the one empty queue, b the other.
+    jobs = [urgent(name) for name in "abc"]
+    assert left_with(5.6, watching(*jobs), 0) == ["a"]
+    assert left_with(5.6, watching(*jobs), 0, 0) == ["a", "b"]
+    assert left_with(5.6, watching(*jobs), 0, 4, 9) == ["a", "b"]
+    assert left_with(5.6, watching(*jobs)) == ["a", "b", "c"]
+
+
+def test_the_longest_step_elsewhere_keeps_the_target_for_first_token() -> None:
+    # An engine of 8,192 tokens a step. 0.1 s a token: of the budgets tried 256 tokens, 25.6 s, keep 30 s.
+    rule = watching(urgent(slo=Slo(ttft_s=30.0)), threshold=0.0)
+    plan = StepPlan(token_budget=64)
+    for now_s, leaving in [(3.39, []), (3.41, ["a"])]:  # 30 - 1 - 25.6
+        assert ids(rule.leave_unserved(view(now_s, max_tokens=8192), plan)) == leaving
+
+
 def test_a_rule_that_looks_first_decides_first() -> None:
     # Due, and too old for the queue: it is shed before anybody looks whether it is at risk.
     policy = build_policy(find_preset("vllm", leaving=("at-risk", "queue-bound:max_age_s=1")), LinearCost())

@@ -22,13 +22,16 @@ class Arrivals:
     """Makes the jobs of one scheduler's requests. A request that names no targets has `default_slo`.
 
     Front ends stamp requests with the wall clock, and jobs arrive by the scheduler's. The difference of the two clocks
-    is kept while it holds, so requests keep the order of their stamps.
+    is kept while it holds, so requests keep the order of their stamps. `waiting_elsewhere` are the prompt tokens that
+    wait where this engine hands off to, as a gateway said with the last request, at `told_elsewhere_s`.
     """
 
     def __init__(self, default_slo: Slo) -> None:
         self._default_slo = default_slo
         self._ahead_s = nan
         self._streaming: set[str] = set()
+        self.waiting_elsewhere: list[int] = []
+        self.told_elsewhere_s = 0.0
 
     def job_of(self, request: Request, now_s: float, wall_s: float) -> tuple[Job, str | None]:
         """The job of a request, and the reason if this engine cannot serve it.
@@ -42,6 +45,8 @@ class Arrivals:
             hints = read_hints(getattr(request.sampling_params, "extra_args", None), self._default_slo)
         except ConfigError as error:
             refusal = f"headway: {error}"
+        if hints.waiting_elsewhere is not None:
+            self.waiting_elsewhere, self.told_elsewhere_s = list(hints.waiting_elsewhere), now_s
         if self._is_streamed(request):
             refusal = "headway: streaming input is not supported; send the whole prompt"
         job = Job(
@@ -57,6 +62,12 @@ class Arrivals:
             lora_id=request.lora_request.lora_int_id if request.lora_request else 0,
         )
         return job, refusal
+
+    def handed_off(self, job: Job) -> None:
+        """A job goes to where the fewest tokens wait; the gateway's next word replaces what is reckoned here."""
+        waiting = self.waiting_elsewhere
+        if waiting:
+            waiting[waiting.index(min(waiting))] += job.num_prompt_tokens
 
     def forget(self, request_ids: Iterable[str] | None) -> None:
         """Clients have gone (None: all of them), so no last part of their streamed input will come."""

@@ -16,7 +16,7 @@ from vllm.v1.request import Request, RequestStatus
 from headway.core.fill import paused_by
 from headway.core.job import Job
 from headway.core.ledger import LEFT_AS, Ledger
-from headway.core.plan import Fate, StepPlan
+from headway.core.plan import Departure, Fate, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.kv.transfers import transfers_of
@@ -239,6 +239,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             for job in view.residents:
                 job.num_output_placeholders = self.requests[job.id].num_output_placeholders
         view.free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        view.waiting_elsewhere = self._arrivals.waiting_elsewhere
+        view.told_elsewhere_s = self._arrivals.told_elsewhere_s
         if self.swaps is not None:
             view.swapped = self.ledger.swapped.values()
             view.restoring = self.swaps.copies.restoring
@@ -282,6 +284,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         for job, departure in plan.leave.items():
             self.counters.departures[departure] += 1
             self._ended_as[job.id] = LEFT_AS[departure]
+            if departure is Departure.HAND_OFF:
+                self._arrivals.handed_off(job)
             self.dismiss(job.id, RequestStatus.FINISHED_ABORTED, f"headway:{departure}")
 
     def dismiss(self, request_id: str, status: RequestStatus, reason: str) -> None:

@@ -12,7 +12,15 @@ from uuid import uuid4
 
 import msgspec
 
-from headway.core.hints import MAY_MOVE, TENANT, RequestHints, hints_of_request, quoted, target_hints
+from headway.core.hints import (
+    MAY_MOVE,
+    TENANT,
+    RequestHints,
+    elsewhere_hint,
+    hints_of_request,
+    quoted,
+    target_hints,
+)
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import HintError
 from headway.gateway.http.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
@@ -194,12 +202,15 @@ class GenerationRequest:
         fields = (memoryview(self.fields.get(name, b"")) for name in names)
         return between.join(field[:_BLOCKS_READ_BYTES] for field in fields)
 
-    def hints(self, slo: Slo, *, may_move: bool) -> dict[str, Any]:
-        """What Headway's scheduler is told: these targets, and whether another instance would take it."""
+    def hints(self, slo: Slo, *, may_move: bool, waiting_elsewhere: Sequence[int] = ()) -> dict[str, Any]:
+        """What Headway's scheduler is told: these targets, whether another instance would take it, and what waits
+        at each of those.
+        """
         said: dict[str, Any] = {**target_hints(slo)}
         if self.share:
             said[TENANT] = self.share
         said[MAY_MOVE] = int(may_move and self.may_move and self.one_answer)
+        said |= elsewhere_hint(waiting_elsewhere)
         return said
 
 

@@ -415,7 +415,10 @@ class RequestLifecycle:
         return self.request.slo.after(self.serving.clock() - self.entry.arrival_s)
 
     def _hints(self, member: Member, left: Slo, *, may_move: bool) -> dict[str, Any] | None:
-        return self.request.hints(left, may_move=may_move) if member.facts.is_headway else None
+        if not member.facts.is_headway:
+            return None
+        elsewhere = self.serving.router.waiting_elsewhere(member.name, self._all_names()) if may_move else ()
+        return self.request.hints(left, may_move=may_move, waiting_elsewhere=elsewhere)
 
     def _readers(
         self, member: Member, unserved: Departure, *, ids: bool

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from itertools import chain
 from math import ceil, inf
 
+from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.admission import candidates
 from headway.policies.batching.prefill_first import prefills_or_decodes
+from headway.policies.batching.step_tokens import check_step_tokens, high_step_tokens, longest_ttft_s
 from headway.policies.protocols import LearnsNothing, Order
 from headway.policies.recent_lengths import RecentLengths
 
@@ -30,13 +33,23 @@ class Elastic(LearnsNothing):
     (mean, p50 or p90), and never longer than their limit; none is expected before the first has finished. More than a
     tenth of all blocks must be free. The first job without room ends the list: strictly in rank order. In an empty
     engine the first may take all there is. `elastic=false` starts newcomers up to `width` residents instead, whatever
-    memory there is. An answer longer than expected may cost others their KV. O(residents) a step while jobs wait.
+    memory there is. A step has at most `token_budget` tokens, by default as follows from targets and step times
+    (`high_step_tokens`); a prompt longer than that runs alone, in chunks. An answer longer than expected may cost
+    others their KV. O(residents) a step while jobs wait.
     Source: Ascendra (Ikram et al. 2025, arXiv:2504.20828), HP instances; spec 3.7.
     """
 
     def __init__(
-        self, *, elastic: bool = True, width: int = 128, statistic: str = "mean", window: int = 1000
+        self,
+        cost: CostModel | None = None,
+        *,
+        elastic: bool = True,
+        width: int = 128,
+        statistic: str = "mean",
+        window: int = 1000,
+        token_budget: int | None = None,
     ) -> None:
+        check_step_tokens("token_budget", token_budget)
         if width < 1:
             raise ConfigError.of("width", width, "1 or more residents")
         if statistic not in _SHARES:
@@ -45,12 +58,24 @@ class Elastic(LearnsNothing):
             raise ConfigError(f"window is {window}; accepted: 1 to {_MOST_WINDOW:,} answers")
         self.elastic = elastic
         self.width = width
+        self.token_budget = token_budget
+        self._cost: CostModel = cost or UnknownCost()
         self._share = _SHARES[statistic]
         self._answers = RecentLengths(window)
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """A prefill step if the first waiting job may start, else one decode of every resident."""
-        return prefills_or_decodes(view, order, leaving, self._newcomers)
+        plan = prefills_or_decodes(view, order, leaving, self._newcomers)
+        if plan.run is not view.residents or plan.admit:
+            plan.token_budget = self._budget(view, plan)
+        return plan
+
+    def _budget(self, view: StepView, plan: StepPlan) -> int:
+        if self.token_budget is not None:
+            return min(self.token_budget, view.max_tokens)
+        return high_step_tokens(
+            self._cost, longest_ttft_s(chain(view.residents, plan.admit)), view.max_tokens
+        )
 
     def _newcomers(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
         seats = view.seats if self.elastic else self.width - len(view.residents)

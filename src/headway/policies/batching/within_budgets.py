@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 
 from headway.core.batch_shape import BatchShape
@@ -15,6 +16,7 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.admission import startable
 from headway.policies.batching.step_shapes import decode_shape, with_prompt
+from headway.policies.batching.step_tokens import check_step_tokens, low_step_tokens
 from headway.policies.protocols import LearnsNothing, Order
 
 
@@ -139,9 +141,6 @@ def _under_way_since(job: Job) -> tuple[float, float, str]:
     return (job.first_scheduled_s, job.arrival_s, job.id)
 
 
-TOKEN_BUDGET = 2048
-"""Tokens of an LP instance's step, which the paper does not give: of 256 to 2,048 the one with the most goodput in
-simulation (adr/0022). Served, simulated and studied alike."""
 MOST_SCANNED = 64
 """Waiting jobs looked at in a step, the first in rank; those behind them wait for the next."""
 _LEAST_SHARE = 8
@@ -155,7 +154,8 @@ class WithinBudgets(LearnsNothing):
     decode, than the job's own; it is halved until it fits, down to an eighth of `token_budget`. Without decodes or
     targets, or while steps have no predicted time, time is no limit. Memory: a waiting job starts only if all its
     tokens and a block more fit beside a block for each decode and the unfinished rest of every prompt that has begun,
-    as vLLM wants room for a whole sequence before it starts. Tokens: `token_budget` a step. `width`: most residents. A
+    as vLLM wants room for a whole sequence before it starts. Tokens: `token_budget` a step, which the paper does not
+    give; by default it follows from targets and step times (`low_step_tokens`). `width`: most residents. A
     job that does not fit is passed over; the scan ends when tokens or memory are used up, or after 64 waiting jobs.
     Residents in mid-prompt that get nothing are paused.
 
@@ -177,12 +177,11 @@ class WithinBudgets(LearnsNothing):
         self,
         cost: CostModel | None = None,
         *,
-        token_budget: int = TOKEN_BUDGET,
+        token_budget: int | None = None,
         width: int = 128,
         patience_s: float = 10.0,
     ) -> None:
-        if token_budget < 1:
-            raise ConfigError.of("token_budget", token_budget, "1 or more tokens a step")
+        check_step_tokens("token_budget", token_budget)
         if width < 1:
             raise ConfigError.of("width", width, "1 or more residents")
         if not patience_s >= 0:
@@ -194,8 +193,8 @@ class WithinBudgets(LearnsNothing):
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """All that decode, the oldest prompt, then prompts as budgets allow."""
-        budget = min(self.token_budget, view.max_tokens)
         waiting = self._waiting(view, order, leaving)
+        budget = self._budget(view, waiting)
         step = begin_step(view, self._cost, budget, least_tokens=max(1, budget // _LEAST_SHARE))
         if not step.prompts and not waiting:
             return StepPlan(run=order.rank(view.residents, view.now_s), token_budget=budget)
@@ -218,6 +217,11 @@ class WithinBudgets(LearnsNothing):
             token_budget=budget,
             chunk_cap=step.caps(),
         )
+
+    def _budget(self, view: StepView, waiting: Sequence[Job]) -> int:
+        if self.token_budget is not None:
+            return min(self.token_budget, view.max_tokens)
+        return low_step_tokens(self._cost, chain(view.residents, waiting), view.max_tokens)
 
     def _seats(self, view: StepView) -> int:
         return min(view.seats, self.width - len(view.residents))

@@ -14,6 +14,7 @@ from headway.core.plan import Departure, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.step_shapes import left_tokens
+from headway.policies.batching.step_tokens import check_step_tokens, high_step_tokens
 from headway.policies.order.sorted_index import KeyedIndex
 
 
@@ -60,15 +61,37 @@ def _grant(shape: BatchShape, job: Job, most: int, caps: Mapping[Job, int]) -> i
     return granted
 
 
+class _QueuesElsewhere:
+    """Seconds that the prompts before a job take at each instance to which it may go."""
+
+    def __init__(self, view: StepView, token_s: float) -> None:
+        gone_s = view.now_s - view.told_elsewhere_s
+        self._token_s = token_s
+        self.left_s = [max(0.0, token_s * tokens - gone_s) for tokens in view.waiting_elsewhere]
+
+    def take(self, job: Job, slack_s: float) -> bool:
+        """Whether the shortest queue leaves a job its slack, or is none; then the job is behind the others there."""
+        if not self.left_s:
+            return True
+        shortest_s = min(self.left_s)
+        if shortest_s and shortest_s > slack_s:
+            return False
+        self.left_s[self.left_s.index(shortest_s)] += self._token_s * job.num_prompt_tokens
+        return True
+
+
 class AtRisk:
     """A job that no step has started, and this one does not, is handed off when the next might be too late.
 
     Its slack is the time to its first token's deadline less its own predicted prefill. It leaves when that is no more
     than what may pass before it runs elsewhere: the step about to run here, a step of `hp_tokens` that has just begun
     there, and `threshold` x its target for first token, which may be below 0 to wait longer. `hp_tokens` is the token
-    budget of an engine elsewhere; by default that of the engine here, since instances launched together have the same.
-    A job whose slack is below 0 is late wherever it goes, and stays; so does one that may not move, has computed
-    something, or has no such target. While steps have no predicted time the threshold alone decides.
+    budget of an engine elsewhere; by default as HP instances take it (`high_step_tokens`). A job whose slack is below 0
+    is late wherever it goes, and stays; so does one that may not move, has computed something, or has no such target.
+    Where prompts wait elsewhere (`view.waiting_elsewhere`), a job also stays if they and a step of the longest kind
+    there would make it late; those handed off before it in this step count among them. Waiting prompts are taken to be
+    computed one after the other, at the pace of a step of `hp_tokens`, since the instant of which they were told. While
+    steps have no predicted time the threshold alone decides.
     The prefill is predicted when the job starts to wait. With `confidence` the two steps and the prefill count with
     what they stay within with that probability: the less is known, the earlier a job leaves.
 
@@ -87,8 +110,7 @@ class AtRisk:
     ) -> None:
         if not -1 < threshold < 1:
             raise ConfigError.of("threshold", threshold, "a share of the target between -1 and 1")
-        if hp_tokens is not None and hp_tokens < 1:
-            raise ConfigError.of("hp_tokens", hp_tokens, "1 or more tokens a step")
+        check_step_tokens("hp_tokens", hp_tokens)
         if confidence is not None and not 0 < confidence < 1:
             raise ConfigError.of("confidence", confidence, "a probability between 0 and 1")
         self.threshold = threshold
@@ -97,6 +119,7 @@ class AtRisk:
         self._cost: CostModel = cost or UnknownCost()
         self._by_latest_start = KeyedIndex()
         self._widest_margin_s = 0.0
+        self._longest_ttft_s = 0.0
 
     def add(self, job: Job) -> None:
         """Watch a job that has not started, may move, and has a target for its first token."""
@@ -106,11 +129,13 @@ class AtRisk:
         latest_start_s = deadline_s - self._prefill_s(job.num_tokens)
         self._by_latest_start.put(job, (latest_start_s, job.arrival_s, job.id))
         self._widest_margin_s = max(self._widest_margin_s, self._margin_s(job))
+        self._longest_ttft_s = max(self._longest_ttft_s, job.slo.ttft_s or 0.0)
 
     def remove(self, job: Job) -> None:
         """Stop watching."""
         if self._by_latest_start.discard(job) and not self._by_latest_start:
             self._widest_margin_s = 0.0
+            self._longest_ttft_s = 0.0
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
         """None before it is known which jobs start in this step."""
@@ -123,14 +148,19 @@ class AtRisk:
             return {}
         step = expect_step(view, plan)
         next_s = view.now_s + self._step_s(step.shape)
+        tokens = self.hp_tokens or high_step_tokens(self._cost, self._longest_ttft_s, view.max_tokens)
         # A step of the longest kind may have begun there just before.
-        elsewhere_s = next_s + self._prefill_s(self.hp_tokens or view.max_tokens)
+        longest_s = self._prefill_s(tokens)
+        queues = _QueuesElsewhere(view, longest_s / tokens)
+        elsewhere_s = next_s + longest_s
         staying = set(step.starting)
         until = self._by_latest_start.position((elsewhere_s + self._widest_margin_s, inf))
         return {
             job: Departure.HAND_OFF
             for job in self._by_latest_start.slice(on_time, until)
-            if job not in staying and self._by_latest_start.keys[job][0] <= elsewhere_s + self._margin_s(job)
+            if job not in staying
+            and (latest_s := self._by_latest_start.keys[job][0]) <= elsewhere_s + self._margin_s(job)
+            and queues.take(job, latest_s - view.now_s - longest_s)
         }
 
     def _prefill_s(self, num_tokens: int) -> float:

@@ -13,6 +13,7 @@ from headway.errors import ConfigError
 from headway.predict.models.kv_groups import kv_layout_of
 from headway.predict.models.model_shape import ModelShape
 from headway.predict.models.parallelism import check_parallelism
+from headway.predict.steps.attention_kernels import DEFAULT_ATTENTION, attention_kernels
 from headway.predict.steps.calibration import Calibration, load_cost_file
 from headway.predict.steps.copies import TransferModel
 from headway.predict.steps.data_sheet import ACCEPTED, PREFIX, from_data_sheet
@@ -84,20 +85,22 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         stages: int = 1,
         *,
         gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
+        attention: str = DEFAULT_ATTENTION,
     ) -> Calibration:
         """What `model` costs on an instance of `tp` of these GPUs, or of as many for each pipeline stage.
 
-        A step's time is of all its stages one after another. Transfers are of a whole instance: its GPUs copy their
+        `attention` names the engine version whose kernel layout is taken; the kernels are those that were measured. A
+        step's time is of all its stages one after another. Transfers are of a whole instance: its GPUs copy their
         shares side by side, each stage its own layers. Raises ConfigError for a model that leaves no memory for a
-        KV cache.
+        KV cache, and for an unknown `attention`.
         """
-        gpus = tp * stages
+        gpus, layout = tp * stages, attention_kernels(attention)
         kv_bytes = self._kv_bytes(model, tp, stages, gpu_memory_utilization)
         shipped = catalogue()
         step = DeviceStep(
             Gpu(
                 peaks=self.peaks,
-                kernels=shipped.kernels[self.kernels],
+                kernels=shipped.kernels[self.kernels].launched(layout),
                 all_reduce=shipped.all_reduce[self.all_reduce],
                 link_ratio=self.link_ratio,
                 step_overhead_s=self.step_overhead_s,
@@ -110,7 +113,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         copies = TransferModel(start_s=self.host_start_s, bytes_per_s=gpus * self.host_bytes_per_s)
         return Calibration(
             name=self.name if gpus == 1 else f"{gpus} x {self.name}",
-            provenance=self.provenance() + _not_measured(model),
+            provenance=f"{self.provenance()}; attention as in {layout}{_not_measured(model)}",
             derived=self.derived_from is not None,
             step=step,
             ungraphed_s=self.ungraphed_s,
@@ -195,13 +198,17 @@ def is_cost_file(name: str) -> bool:
     return path.suffix == ".json" or (name.lower() not in catalogue().hardware and path.is_file())
 
 
-def calibration(name: str, model: ModelShape, tp: int = 1, stages: int = 1) -> Calibration:
+def calibration(
+    name: str, model: ModelShape, tp: int = 1, stages: int = 1, *, attention: str = DEFAULT_ATTENTION
+) -> Calibration:
     """What `model` costs on `name`: GPUs of the catalogue, or a cost file of this very model.
 
-    Raises ConfigError for `local` without a file, for a file of another model or number of GPUs, and as
-    `Hardware.calibrate` does.
+    Raises ConfigError for `local` without a file, for a file of another model or number of GPUs or with another
+    `attention` than it was measured with, and as `Hardware.calibrate` does.
     """
     if is_cost_file(name):
+        if attention != DEFAULT_ATTENTION:
+            raise ConfigError.of("attention", f"{attention!r}; accepted with a cost file: as it was measured")
         if stages > 1:
             raise ConfigError.of("pp", f"{stages}; accepted with a cost file: 1, as it was measured")
         return _from_file(written_path(name), model, tp)
@@ -210,7 +217,7 @@ def calibration(name: str, model: ModelShape, tp: int = 1, stages: int = 1) -> C
             "this machine has not been measured; run `headway profile --model MODEL --out FILE` and give FILE "
             "as the hardware"
         )
-    return hardware(name).calibrate(model, tp, stages)
+    return hardware(name).calibrate(model, tp, stages, attention=attention)
 
 
 def _from_file(path: Path, model: ModelShape, tp: int) -> Calibration:

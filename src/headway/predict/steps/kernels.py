@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from headway.predict.steps.attention_kernels import AttentionKernels
+
 
 class Surface(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A positive factor that depends on one to three positive quantities.
@@ -123,6 +125,10 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     expert_memory_efficiency: float
     expert_compute_efficiency: float
 
+    def launched(self, layout: AttentionKernels) -> Kernels:
+        """These kernels as an engine version launches them."""
+        return self if layout.shared else msgspec.structs.replace(self, mixed_key_s=0.0)
+
     def gemm_s(
         self,
         peaks: Peaks,
@@ -136,8 +142,15 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return gemm_ideal_s(peaks, rows, columns, depth, wide, weight) * self.gemm.at(rows, columns, depth)
 
     def decode_s(self, peaks: Peaks, heads: Heads, sequences: float, context: float) -> float:
-        """Seconds of one layer's attention for one new token of each sequence, `context` tokens long."""
+        """Seconds of one layer's attention for one new token of each sequence, `context` tokens long.
+
+        A kernel's work is split over sequences x KV heads, so KV heads beyond the most that were measured count as so
+        many more sequences of as many as were: 8 sequences of 40 heads are as efficient as 40 of 8.
+        """
         ideal = decode_ideal_s(peaks, heads, sequences, context)
+        measured = 2.0 ** self.decode.axes[1][-1]
+        if heads.kv > measured:
+            sequences *= heads.kv / measured
         group = self.decode_group.at(heads.query / heads.kv, sequences, context)
         return ideal * group * self.decode.at(sequences, heads.kv, context)
 
