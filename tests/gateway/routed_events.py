@@ -180,6 +180,9 @@ class Told:
     def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
         return self.router.hand_off(job, instances)
 
+    def waiting_elsewhere(self, instance: str, instances: Sequence[str]) -> Sequence[int]:
+        return self.router.waiting_elsewhere(instance, instances)
+
     def end(self, job: Job) -> None:
         self.router.end(job)
         self.ended_jobs += 1

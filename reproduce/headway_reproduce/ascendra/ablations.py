@@ -1,27 +1,22 @@
-"""What each part of Ascendra is for, what its gains hang on, its step-time model, and the paper's second figure."""
+"""What each part of Ascendra is for, its step-time model, and the paper's second figure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 from headway.core.batch_shape import StepKind
-from headway.policies.batching.within_budgets import TOKEN_BUDGET
-from headway.results.study import StudyPart, StudyTable, Value
-from headway_reproduce.ascendra.findings import NAMES, AscendraFindings, Number, goodput
+from headway.results.study import StudyPart, Value
+from headway_reproduce.ascendra.findings import AscendraFindings, Number, goodput
 from headway_reproduce.ascendra.run import QUANTILES, AscendraResult
 from headway_reproduce.ascendra.setting import (
     ASCENDRA,
-    BASELINES,
     BREAKDOWN_LOAD,
     BUSY_LOADS,
-    CHANGED_LOADS,
-    CHANGES,
     FIGURE_2_INSTANCES,
     FIGURE_2_LOAD,
     FIRST_COME,
     FIXED,
     LIGHT_LOAD,
-    LP_TOKENS_TRIED,
     MAIN,
     NO_HAND_OFF,
     NO_TICKET,
@@ -35,16 +30,8 @@ from headway_reproduce.ascendra.setting import (
     SPLIT_LOAD,
     SPLITS,
     SYSTEMS,
-    TBT_S,
-    THRESHOLDS,
-    TRIED_LOADS,
-    TRIED_SEED,
-    VLLM_V0,
-    AscendraChange,
     Service,
     with_order,
-    with_threshold,
-    with_tokens,
 )
 from headway_reproduce.study import chart, mean, ratio, short
 
@@ -59,7 +46,8 @@ def _busy(pool: str) -> Number:
     return lambda result: result.pools[pool].busy_share
 
 
-def _mean_tbt_s(result: AscendraResult) -> float | None:
+def mean_tbt_s(result: AscendraResult) -> float | None:
+    """The mean of answers' means."""
     return result.mean_tbt_s
 
 
@@ -73,7 +61,7 @@ _BREAKDOWN: Mapping[str, Number] = {
     "goodput": goodput,
     "TTFT mean s": lambda result: result.mean_ttft_s,
     "TTFT p99 s": lambda result: result.p99_ttft_s,
-    "TBT mean s": _mean_tbt_s,
+    "TBT mean s": mean_tbt_s,
     "TBT p99 s": lambda result: result.p99_tbt_s,
     "tokens/s": lambda result: result.total_tps,
     "LP delay s": _delay_s(LP),
@@ -85,7 +73,7 @@ _TICKETS: Mapping[str, Number] = {
     "HP busy": _busy(HP),
     "LP busy": _busy(LP),
     "TTFT mean s": lambda result: result.mean_ttft_s,
-    "TBT mean s": _mean_tbt_s,
+    "TBT mean s": mean_tbt_s,
     "first tokens at HP": lambda result: float(result.pools[HP].first_tokens),
 }
 ABLATIONS: Mapping[str, Service] = {
@@ -106,30 +94,36 @@ class Ablation(AscendraFindings):
         table = self.table(
             "breakdown",
             f"Load {BREAKDOWN_LOAD:g} ({MAIN})",
-            ["system", *_BREAKDOWN],
+            ["system", *_BREAKDOWN, "gap p99 s"],
             [
                 [
                     service.name,
                     *(self.mean(MAIN, BREAKDOWN_LOAD, service, number) for number in _BREAKDOWN.values()),
+                    self.gap_s(service),
                 ]
                 for service in SYSTEMS
             ],
-            "A delay is from coming to an instance to the first step there; who was handed off has one at HP.",
+            "A delay is from coming to an instance to the first step there; a request that was handed off has one at "
+            "HP. TBT is a request's mean; the gap is between any two tokens of an answer, seed 0.",
             decimals=3,
         )
-        delays = self._delays()
+        delays = self.delays()
         times = ratio(delays[LP], delays[HP])
         said = "not known" if times is None else f"{times:.2f}"
         text = f"LP's wait over HP's: {said}; in the paper about {PAPER_DELAY_RATIO:g}."
         return StudyPart(title="Breakdown", text=[text], tables=[table])
 
-    def _delays(self) -> dict[str, float | None]:
+    def gap_s(self, service: Service) -> float | None:
+        """The time between two tokens that 99 in a hundred stay within."""
+        return self.result(self.scope.gaps_run(service, BREAKDOWN_LOAD * self.reference_rps(MAIN))).p99_gap_s
+
+    def delays(self) -> dict[str, float | None]:
         """Mean wait at each pool."""
         return {pool: short(self.mean(MAIN, BREAKDOWN_LOAD, ASCENDRA, _delay_s(pool))) for pool in (LP, HP)}
 
     def part(self) -> StudyPart:
         """Goodput with one part in another's place, by rate; tickets at light load; splits."""
-        loads, use = self.scope.busy_loads, self._ticket_use()
+        loads, use = self.scope.busy_loads, self.ticket_use()
         table = self.table(
             "ablation",
             f"Goodput with one part changed ({MAIN})",
@@ -152,7 +146,7 @@ class Ablation(AscendraFindings):
             "Busy is the share of the run in which the instances computed.",
             decimals=3,
         )
-        splits = self._splits()
+        splits = self.split_goodputs()
         split_table = self.table(
             "splits",
             f"Splits at load {SPLIT_LOAD:g}, the same rate for each instance ({MAIN})",
@@ -173,12 +167,12 @@ class Ablation(AscendraFindings):
             tables=[table, tickets, split_table],
         )
 
-    def _ticket_use(self) -> dict[str, float | None]:
+    def ticket_use(self) -> dict[str, float | None]:
         """How busy HP is at light load."""
         found = {"with": ASCENDRA, "without": NO_TICKET}
         return {key: short(self.mean(MAIN, LIGHT_LOAD, service, _busy(HP))) for key, service in found.items()}
 
-    def _splits(self) -> dict[str, float | None]:
+    def split_goodputs(self) -> dict[str, float | None]:
         """Goodput at the same rate for each instance."""
         return {
             name: self.mean(MAIN, SPLIT_LOAD * service.instances / ASCENDRA.instances, service)
@@ -199,8 +193,8 @@ class Ablation(AscendraFindings):
 
         return {
             "busy_loads": list(loads),
-            "ticket_hp_utilisation": self._ticket_use(),
-            "sched_delay_s": self._delays(),
+            "ticket_hp_utilisation": self.ticket_use(),
+            "sched_delay_s": self.delays(),
             "elastic_gain_by_qps": gains(FIXED),
             "edf_vs_sjf_goodput": [
                 [short(mine), short(theirs)] for mine, theirs in zip(whole, sjf, strict=True)
@@ -208,132 +202,8 @@ class Ablation(AscendraFindings):
             "deadline_alone_goodput": list(map(short, edf)),
             "hand_off_gain": gains(NO_HAND_OFF),
             "ticket_gain": gains(NO_TICKET),
-            "split": {name: short(share) for name, share in self._splits().items()},
+            "split": {name: short(share) for name, share in self.split_goodputs().items()},
         }
-
-
-# ---- how the configuration was chosen, and what the gains hang on --------------------------------------
-
-
-class AscendraReasons(AscendraFindings):
-    """What was tried, and where Ascendra's instances differ from the others': one thing changed for all."""
-
-    def choice_part(self) -> StudyPart | None:
-        """Tokens of an LP instance's step, and the hand-off's threshold; None where they are not swept."""
-        if self.scope.quick:
-            return None
-        tokens = self._tried_table(
-            "lp-tokens",
-            "Tokens of an LP instance's step",
-            {f"{tokens:,}": with_tokens(tokens) for tokens in LP_TOKENS_TRIED},
-        )
-        thresholds = self._tried_table(
-            "threshold",
-            "Threshold of the hand-off, as a share of the target for the first token",
-            {f"{threshold:g}": with_threshold(threshold) for threshold in THRESHOLDS},
-        )
-        text = (
-            f"The paper gives neither. With {TOKEN_BUDGET:,} tokens all other figures were made; the threshold is the "
-            "default, 0.05. Both are swept on a seed of their own, in the main case alone."
-        )
-        return StudyPart(title="Configuration", text=[text], tables=[tokens, thresholds])
-
-    def _tried(self, service: Service) -> list[AscendraResult]:
-        return [self.at_load(load, service, TRIED_SEED) for load in TRIED_LOADS]
-
-    def _tried_table(self, name: str, title: str, services: dict[str, Service]) -> StudyTable:
-        rows: list[list[Value]] = []
-        for what, service in services.items():
-            found = self._tried(service)
-            rows.append([what, *(each.goodput for each in found), *(each.moves for each in found)])
-        shown = [f"{what} at load {load:g}" for what in ("goodput", "hand-offs") for load in TRIED_LOADS]
-        return self.table(name, f"{title} ({MAIN}, seed {TRIED_SEED})", ["value", *shown], rows, decimals=3)
-
-    def part(self) -> StudyPart:
-        """Where Ascendra's instances differ; and, but for the quick part, one thing changed for all."""
-        quick = self.scope.quick
-        return StudyPart(
-            title="Where it differs from the paper, and why",
-            text=[
-                self._said_of_order(),
-                self._said_of_tickets(),
-                *([] if quick else [self._said_of_changes()]),
-            ],
-            tables=[] if quick else [self._changed_table()],
-        )
-
-    def _said_of_order(self) -> str:
-        """Prompts first against decodes first, without pools."""
-        tbt_s = self.mean(MAIN, BREAKDOWN_LOAD, VLLM_V0, _mean_tbt_s)
-        most_rps = self.scope.loads[-1] * self.reference_rps(MAIN)
-        rates = {service.name: self.rate_at_good(MAIN, service) for service in SYSTEMS}
-        said = ", ".join(
-            f"{name} beyond {most_rps:.1f}" if rate is None else f"{name} {rate:.2f}"
-            for name, rate in rates.items()
-        )
-        return (
-            f"Requests a second at nine in ten in the main case: {said}. vllm-v0 puts prompts first, vllm decodes "
-            "first in chunks of as many tokens as Ascendra's LP instances, two of its three: what lies between those "
-            f"two is the price of putting decodes first. At load {BREAKDOWN_LOAD:g} vllm-v0's mean time between "
-            f"tokens is {tbt_s or 0.0:.3f} s, of {TBT_S:g} s allowed: so far away a target rewards nobody for sparing "
-            "decodes."
-        )
-
-    def _said_of_tickets(self) -> str:
-        """How much of the load one of three instances gets."""
-        shares = {load: self.mean(MAIN, load, ASCENDRA, share_at_hp) for load in (LIGHT_LOAD, BREAKDOWN_LOAD)}
-        said = " and ".join(
-            f"{share or 0.0:.0%} of all requests at load {load:g}" for load, share in shares.items()
-        )
-        return (
-            f"A ticket stands whenever nobody waits at HP, however many it is answering: HP, one instance of three, "
-            f"gets {said}. What it answers is slowed down by the prompts of the next."
-        )
-
-    def _said_of_changes(self) -> str:
-        """What each change does to the gain over the vLLM of the paper's time."""
-        found = {change.name: self._gain(VLLM_V0, change) for change in CHANGES}
-        unknown = "not known, one of the rates is beyond the sweep"
-        gains = "; ".join(
-            f"{name}: {unknown if gain is None else f'{gain:.2f}'}" for name, gain in found.items()
-        )
-        return f"Ascendra's rate over {VLLM_V0.name}'s, with one thing changed for both. {gains}."
-
-    def _changed_table(self) -> StudyTable:
-        rows: list[list[Value]] = []
-        for change in CHANGES:
-            rates = [self.changed_rate(service, change, CHANGED_LOADS) for service in SYSTEMS]
-            rows.append([change.name, *rates, *(self._gain(service, change) for service in BASELINES)])
-        return self.table(
-            "reasons",
-            f"Requests a second at which nine in ten are within both targets, one thing changed ({MAIN})",
-            ["changed", *NAMES, *(f"over {service.name}" for service in BASELINES)],
-            rows,
-            "A dash where the sweep begins or ends beyond it. One seed, fewer rates than above.",
-        )
-
-    def _gain(self, over: Service, change: AscendraChange) -> float | None:
-        mine, theirs = (self.changed_rate(service, change, CHANGED_LOADS) for service in (ASCENDRA, over))
-        return ratio(mine, theirs)
-
-    def data(self) -> dict[str, object]:
-        """Change -> gain over each baseline, swept value -> goodput at each load tried; empty for the quick part."""
-        if self.scope.quick:
-            return {"changed_gain": {}, "swept": {}}
-
-        def shares(service: Service) -> list[float | None]:
-            return [short(result.goodput) for result in self._tried(service)]
-
-        changed = {
-            change.name: {service.name: short(self._gain(service, change)) for service in BASELINES}
-            for change in CHANGES
-        }
-        swept = {
-            "loads": list(TRIED_LOADS),
-            "lp_tokens": {f"{tokens}": shares(with_tokens(tokens)) for tokens in LP_TOKENS_TRIED},
-            "threshold": {f"{threshold:g}": shares(with_threshold(threshold)) for threshold in THRESHOLDS},
-        }
-        return {"changed_gain": changed, "swept": swept}
 
 
 # ---- the paper's second figure, and the step-time model while it learns --------------------------------
@@ -342,7 +212,7 @@ _SHARES = (0.5, 0.9, 0.95, 0.99, 1.0)
 """Quantiles of the table."""
 _DRAWN = range(50, QUANTILES + 1, 5)
 _ERROR_LOAD = BUSY_LOADS[0]
-_KINDS = (StepKind.PREFILL, StepKind.MIXED)
+KINDS = (StepKind.PREFILL, StepKind.MIXED)
 
 
 class AscendraFurther(AscendraFindings):
@@ -389,6 +259,10 @@ class AscendraFurther(AscendraFindings):
             charts=[drawn],
         )
 
+    def step_error(self, kind: StepKind) -> float | None:
+        """Mean relative error of predicted step times over all minutes."""
+        return _known_mean(self._step_errors().get(kind, ()))
+
     def _step_errors(self) -> dict[str, tuple[float | None, ...]]:
         """Kind of step -> mean relative error of each minute."""
         rate_rps = _ERROR_LOAD * self.reference_rps(MAIN)
@@ -410,7 +284,7 @@ class AscendraFurther(AscendraFindings):
             "prompts beside decodes, prefill steps prompts alone. The simulated clock has the noise of measured steps.",
             decimals=3,
         )
-        whole = {kind: _known_mean(found.get(kind, ())) for kind in _KINDS}
+        whole = {kind: self.step_error(kind) for kind in KINDS}
         said = ", ".join(
             f"{kind} {error:.1%}" if error is not None else f"{kind} not seen"
             for kind, error in whole.items()
@@ -420,7 +294,7 @@ class AscendraFurther(AscendraFindings):
 
     def model_data(self) -> dict[str, object]:
         """By kind of step, and each minute's."""
-        found = {kind: self._step_errors().get(kind, ()) for kind in _KINDS}
+        found = {kind: self._step_errors().get(kind, ()) for kind in KINDS}
         return {
             **{kind: short(_known_mean(errors)) for kind, errors in found.items()},
             "by_minute": {kind: list(map(short, errors)) for kind, errors in found.items()},

@@ -8,15 +8,20 @@ from functools import lru_cache
 from hashlib import sha256
 from itertools import product
 
+from headway.core.batch_shape import BatchShape
+from headway.core.cost import UnknownCost
+from headway.core.job import Job
 from headway.core.slo import Slo
 from headway.lab.kept_runs import release
 from headway.lab.simulation import fingerprint
+from headway.policies.batching.step_tokens import low_step_tokens
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import Calibration
 from headway.predict.steps.hardware import calibration
 from headway_reproduce.ascendra.setting import (
     ASCENDRA,
     BASELINES,
+    BREAKDOWN_LOAD,
     BUSY_LOADS,
     CASES,
     CHANGED_LOADS,
@@ -28,36 +33,46 @@ from headway_reproduce.ascendra.setting import (
     FIRST_COME,
     FIXED,
     HARDWARE,
+    HEADWAY,
     LIGHT_LOAD,
     LOADS,
-    LP_TOKENS_TRIED,
     MAIN,
+    NARROW,
+    NARROW_SHARED,
     NO_HAND_OFF,
     NO_TICKET,
     OVERLOAD_S,
     OVERLOADS,
     PURE_EDF,
     QWEN,
+    REGION,
+    REGION_LOADS,
+    SARATHI,
+    SARATHI_512,
     SCALE_RATES,
     SCALES,
     SEEDS,
+    SHARED_KERNEL,
     SHAREGPT,
     SHORTEST,
     SJF,
     SPLIT_LOAD,
     SPLITS,
     SYSTEMS,
+    TBT_S,
     THRESHOLDS,
     TODAY,
+    TOKENS_A_STEP,
+    TOKENS_TRIED,
     TRIED_LOADS,
     TRIED_SEED,
     UNCHANGED,
     AscendraCase,
     AscendraChange,
     Service,
+    with_budget,
     with_order,
     with_threshold,
-    with_tokens,
 )
 
 
@@ -67,7 +82,7 @@ class AscendraRun:
 
     `count` requests in Poisson arrivals at `rate_rps`, 0 for all at once. `slo_scale` is a factor on both targets.
     `seed` draws the workload anew, and the noise of the clock. With `errors` predicted step times are held against
-    what steps took.
+    what steps took, with `gaps` the time between any two tokens is kept.
     """
 
     case: AscendraCase
@@ -78,14 +93,22 @@ class AscendraRun:
     slo_scale: float = 1.0
     change: AscendraChange = UNCHANGED
     errors: bool = False
+    gaps: bool = False
 
     @property
     def slo(self) -> Slo:
         """The targets of every request."""
-        slo, scale = self.case.slo, self.slo_scale
+        slo, scale, change = self.case.slo, self.slo_scale, self.change
         assert slo.ttft_s is not None
         assert slo.tbt_s is not None
-        return Slo(ttft_s=scale * slo.ttft_s, tbt_s=scale * self.change.tbt_factor * slo.tbt_s)
+        return Slo(
+            ttft_s=scale * change.ttft_factor * slo.ttft_s, tbt_s=scale * change.tbt_factor * slo.tbt_s
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a step of every chunked system."""
+        return self.change.tokens or equal_tokens(self.case.model.name, self.change)
 
     def trace(self) -> str:
         """The workload as `headway simulate --trace` takes it."""
@@ -102,8 +125,33 @@ class AscendraRun:
 @lru_cache(maxsize=16)
 def costs(model: str, change: AscendraChange = UNCHANGED) -> Calibration:
     """What an instance costs."""
-    found = calibration(HARDWARE, model_shape(model))
+    found = calibration(HARDWARE, model_shape(model), attention=change.attention)
     return replace(found, host_s=found.host_s + change.more_host_s)
+
+
+@lru_cache(maxsize=16)
+def equal_tokens(model: str, change: AscendraChange = UNCHANGED) -> int:
+    """The budget that follows from the target between tokens and the step law, by the rule of LP instances."""
+    job = Job(
+        id="",
+        arrival_s=0.0,
+        num_prompt_tokens=1,
+        max_output_tokens=1,
+        slo=Slo(tbt_s=change.tbt_factor * TBT_S),
+    )
+    return low_step_tokens(_LawCost(costs(model, change)), [job], TOKENS_A_STEP)
+
+
+@dataclass(frozen=True, slots=True)
+class _LawCost(UnknownCost):
+    """Prompts take what the law of the clock says."""
+
+    of: Calibration
+
+    def prefill_s(self, num_tokens: int) -> float:
+        shape = BatchShape()
+        shape.add(num_tokens, 0)
+        return self.of.step.step_s(shape) + self.of.host_s
 
 
 @lru_cache(maxsize=16)
@@ -113,7 +161,9 @@ def _fingerprint(model: str, change: AscendraChange) -> str:
 
 # ---- which runs are made -------------------------------------------------------------------------------
 
-ABLATED = (FIXED, SJF, PURE_EDF, NO_HAND_OFF, NO_TICKET)
+CHUNKED = (ASCENDRA, SARATHI)
+"""Systems that compute prompts in chunks; today's vLLM is Sarathi-Serve where both have one budget."""
+ABLATED = (FIXED, SJF, PURE_EDF, NO_HAND_OFF, NO_TICKET, SARATHI_512)
 """Compared with Ascendra at the busy loads."""
 
 Reference = Callable[[AscendraCase], float]
@@ -164,6 +214,24 @@ class AscendraScope:
         run = self.run(MAIN, ASCENDRA, rate_rps, 0)
         return replace(run, count=round(ERROR_S * run.rate_rps), errors=True)
 
+    def changed_run(self, service: Service, load_rps: float, change: AscendraChange) -> AscendraRun:
+        """A run of the main case with one thing changed."""
+        return replace(self.run(MAIN, service, load_rps, 0), change=change)
+
+    def gaps_run(self, service: Service, rate_rps: float) -> AscendraRun:
+        """A run of which every time between tokens is kept."""
+        return replace(self.run(MAIN, service, rate_rps, 0), gaps=True)
+
+    @property
+    def region(self) -> Sequence[AscendraChange]:
+        """The targets among which it is looked for where two tiers are worth it."""
+        return (*((NARROW,) if self.quick else REGION), NARROW_SHARED)
+
+    @property
+    def budget_loads(self) -> Sequence[float]:
+        """Where budgets are compared."""
+        return TRIED_LOADS[-1:] if self.quick else TRIED_LOADS
+
     # ---- all runs ------------------------------------------------------------------------------------
 
     def reference_runs(self) -> list[AscendraRun]:
@@ -185,6 +253,16 @@ class AscendraScope:
             self.error_run(BUSY_LOADS[0] * main_rps),
             *self._scale_runs(capacity_rps),
             *self._ablation_runs(main_rps),
+            *self._budget_runs(main_rps),
+            *(self.gaps_run(service, BREAKDOWN_LOAD * main_rps) for service in SYSTEMS),
+            *(
+                self.changed_run(service, load * main_rps, SHARED_KERNEL)
+                for load, service in product(self.busy_loads, SYSTEMS)
+            ),
+            *(
+                self.changed_run(service, load * main_rps, change)
+                for change, load, service in product(self.region, REGION_LOADS, (*SYSTEMS, HEADWAY))
+            ),
         ]
         if not self.quick:
             found += [
@@ -216,13 +294,22 @@ class AscendraScope:
                 yield self.run(MAIN, service, share * SPLIT_LOAD * main_rps, seed)
 
     def _choice_runs(self, main_rps: float) -> Iterable[AscendraRun]:
-        services = [*map(with_tokens, LP_TOKENS_TRIED), *map(with_threshold, THRESHOLDS)]
-        for load, service in product(TRIED_LOADS, services):
-            yield self.run(MAIN, service, load * main_rps, TRIED_SEED)
+        for load, threshold in product(TRIED_LOADS, THRESHOLDS):
+            yield self.run(MAIN, with_threshold(threshold), load * main_rps, TRIED_SEED)
+
+    def _budget_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+        """One budget for all, and Sarathi-Serve's own beside it."""
+        for load in self.budget_loads:
+            for tokens, service in product(TOKENS_TRIED, CHUNKED):
+                yield self.budget_run(tokens, service, load * main_rps)
+
+    def budget_run(self, tokens: int, service: Service, rate_rps: float) -> AscendraRun:
+        """A run with so many tokens a step."""
+        return replace(self.run(MAIN, service, rate_rps, TRIED_SEED), change=with_budget(tokens))
 
     def _changed_runs(self, main_rps: float) -> Iterable[AscendraRun]:
         for change, load, service in product(CHANGES, CHANGED_LOADS, SYSTEMS):
-            yield replace(self.run(MAIN, service, load * main_rps, 0), change=change)
+            yield self.changed_run(service, load * main_rps, change)
 
     def _figure_2_runs(self, main_rps: float) -> Iterable[AscendraRun]:
         for name, instances in product((FIRST_COME, SHORTEST), FIGURE_2_INSTANCES):
@@ -253,8 +340,7 @@ QUICK = AscendraScope(
     overloads=(1.0, 1.5),
     scales=(0.4, 0.7, 1.0),
 )
-"""Neither Figure 2, nor the sweeps of the hand-off's threshold and of the LP instances' tokens, nor what changes the
-gains."""
+"""Neither Figure 2, nor the sweeps of the hand-off's threshold and of targets, nor most of what changes the gains."""
 
 
 def _about(case: AscendraCase) -> float:

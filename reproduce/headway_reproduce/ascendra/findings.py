@@ -117,9 +117,15 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
 
     def changed_rate(self, service: Service, change: AscendraChange, loads: Sequence[float]) -> float | None:
         """As `rate_at_good` in the main case, with one thing changed; a single seed."""
-        reference_rps = self.reference_rps(MAIN)
-        runs = [self.scope.run(MAIN, service, load * reference_rps, 0) for load in loads]
-        return crossing([(run.rate_rps, self.result(replace(run, change=change)).goodput) for run in runs])
+        runs = [self._changed_run(service, load, change) for load in loads]
+        return crossing([(run.rate_rps, self.result(run).goodput) for run in runs])
+
+    def changed_goodput(self, service: Service, load: float, change: AscendraChange) -> float:
+        """In the main case with one thing changed; a single seed."""
+        return self.result(self._changed_run(service, load, change)).goodput
+
+    def _changed_run(self, service: Service, load: float, change: AscendraChange) -> AscendraRun:
+        return self.scope.changed_run(service, load * self.reference_rps(MAIN), change)
 
 
 def crossing(curve: Curve, level: float = GOOD) -> float | None:
@@ -412,8 +418,8 @@ class Overloads(AscendraFindings):
         }
         said = ", ".join(f"{share:.0%} at {over:g}" for over, share in moved.items())
         return (
-            f"LP instances hand off {said} of capacity, of all requests, to the one HP instance. They do not know "
-            "what waits there; what is too much is dropped there."
+            f"LP instances hand off {said} of capacity, of all requests, to the one HP instance. They know what waits "
+            "there, and keep what would be late there too."
         )
 
     def data(self) -> dict[str, object]:

@@ -24,14 +24,13 @@ from headway.routing.pools import pool_of
 from headway.sim.simulation import Policies, PolicyFactory, SimulatedRun, System
 from headway.traces import TraceRequest
 from headway_reproduce.ascendra.cells import AscendraRun, costs
-from headway_reproduce.ascendra.setting import Service
 from headway_reproduce.study_runs import of_kind
 
 
 def simulate_ascendra(run: AscendraRun) -> AscendraResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
     requests = _requests(run.trace(), run.slo, run.seed)
-    policies, errors = policies_of(run.service, requests), StepErrors()
+    policies, errors, gaps = policies_of(run, requests), StepErrors(), TokenGaps()
     result = simulate_policy(
         requests,
         errors.following(policies) if run.errors else policies,
@@ -39,9 +38,11 @@ def simulate_ascendra(run: AscendraRun) -> AscendraResult:
         max_output_tokens=run.case.data.longest_output,
         seed=run.seed,
         named=f"{run.service.name}, {run.case}, {run.rate_rps:g} req/s, seed {run.seed}",
-        watch=errors.stepped if run.errors else None,
+        watch=errors.stepped if run.errors else gaps.stepped if run.gaps else None,
     )
-    return replace(measure(result.records, _use(result)), step_errors=errors.by_minute())
+    return replace(
+        measure(result.records, _use(result)), step_errors=errors.by_minute(), p99_gap_s=gaps.at(0.99)
+    )
 
 
 def system_of(run: AscendraRun) -> System:
@@ -57,10 +58,11 @@ def system_of(run: AscendraRun) -> System:
     )
 
 
-def policies_of(service: Service, requests: Sequence[TraceRequest]) -> Policies:
-    """What makes the policies of each pool, or of all instances."""
+def policies_of(run: AscendraRun, requests: Sequence[TraceRequest]) -> Policies:
+    """What makes the policies of each pool, or of all instances, chunked steps all of one budget."""
     found = {
-        engines.pool: policy_factory(engines.policy, engines.parts, requests) for engines in service.engines
+        engines.pool: policy_factory(engines.policy, engines.with_budget(run.tokens), requests)
+        for engines in run.service.engines
     }
     return found.get("", found)
 
@@ -146,6 +148,28 @@ class _Followed(Policy):
         super().observe(outcome)
 
 
+@dataclass(slots=True)
+class TokenGaps:
+    """Seconds between any two tokens of an answer, for steps one at a time: a mean over an answer hides a stall."""
+
+    _last_s: dict[str, float] = field(default_factory=dict)
+    _gaps_s: list[float] = field(default_factory=list)
+
+    def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
+        """A step's output has come: a token of each job whose known tokens are all computed."""
+        for job in outcome.tokens:
+            if job.num_computed_tokens < job.num_prompt_tokens + job.num_output_tokens:
+                continue
+            last_s = self._last_s.get(job.id)
+            if last_s is not None:
+                self._gaps_s.append(finished_s - last_s)
+            self._last_s[job.id] = finished_s
+
+    def at(self, share: float) -> float | None:
+        """The gap that so large a share of all stays within; None without any."""
+        return float(np.quantile(self._gaps_s, share)) if self._gaps_s else None
+
+
 # ---- from the records of a run to what the experiments ask of it -----------------------------------------
 
 STEADY = 0.9
@@ -181,6 +205,7 @@ class AscendraResult:
     quantiles at equal distances from 0 to 1. `steady_rps` is the rate at which the first nine tenths ended, so that
     a few long answers at the end do not count. `pools` has one entry, "", where there are none. `step_errors` are mean
     relative errors of predicted step times, minute by minute, of each kind of step; None for a minute without.
+    `p99_tbt_s` is of the means of answers, `p99_gap_s` of all times between two tokens, where they were kept.
     """
 
     requests: int
@@ -201,6 +226,7 @@ class AscendraResult:
     ttft_s: tuple[float, ...]
     pools: dict[str, PoolResult]
     step_errors: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    p99_gap_s: float | None = None
 
     @property
     def unfinished(self) -> int:

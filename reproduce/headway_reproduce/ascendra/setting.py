@@ -21,10 +21,10 @@ SIMULATED = "simulated, 3 x A100 80 GB"
 
 BLOCK_TOKENS = 16
 SEATS, TOKENS_A_STEP = 256, 8192
-"""Of every engine (ours): vLLM's own seats, and as many tokens as the longest prompts have, since `vllm-v0` computes
-prompts whole."""
-TODAY_TOKENS_A_STEP = 2048
-"""What vLLM 0.32 serves with on an A100."""
+"""Of every engine (ours): vLLM's own seats, and as many tokens as the longest prompts have, since `vllm-v0` and HP
+instances compute prompts whole. All that compute prompts in chunks have one budget, `equal_tokens`."""
+ATTENTION, TODAYS_ATTENTION = "sarathi-serve", "flash-attn"
+"""Kernel layouts: that of the engines of the paper, which is built on vLLM and Sarathi-Serve; and today's vLLM's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +108,22 @@ MAIN = AscendraCase(MISTRAL, SHAREGPT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engines:
-    """Equal instances of one policy; `pool` is empty where they are all there is."""
+    """Equal instances of one policy; `pool` is empty where they are all there is.
+
+    `chunked` is the batching whose steps have the budget that all compared systems have; empty: its own.
+    """
 
     count: int
     policy: str
     pool: str = ""
     parts: Parts = OWN_PARTS
+    chunked: str = ""
+
+    def with_budget(self, tokens: int) -> Parts:
+        """The parts, with so many tokens a step where prompts are computed in chunks."""
+        if not self.chunked:
+            return self.parts
+        return replace(self.parts, batching=f"{self.chunked}:token_budget={tokens}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,19 +152,19 @@ def _shedding(engines: Engines) -> Engines:
     return replace(engines, parts=replace(engines.parts, leaving=rules))
 
 
-def equal(policy: str, instances: int = INSTANCES, parts: Parts = OWN_PARTS) -> Service:
+def equal(
+    policy: str, instances: int = INSTANCES, parts: Parts = OWN_PARTS, *, chunked: str = "", name: str = ""
+) -> Service:
     """Equal instances, each taking the next request in turn."""
-    return Service(
-        name=policy, engines=(Engines(count=instances, policy=policy, parts=parts),), router="round-robin"
-    )
+    engines = Engines(count=instances, policy=policy, parts=parts, chunked=chunked)
+    return Service(name=name or policy, engines=(engines,), router="round-robin")
 
 
-LP_TOKENS_TRIED = (256, 512, 1024, 2048)
+TOKENS_TRIED = (512, 1024, 2048)
 TRIED_LOADS = (1.0, 1.2)
-"""Token budgets of an LP instance's step, and where their goodput in the main case was compared. The best is the
-budget of every LP instance, `TOKEN_BUDGET`."""
+"""Budgets of a step that all chunked systems get together, and where their goodput in the main case is compared."""
 TRIED_SEED = 100
-"""Its own, so that what is reported was not chosen on the requests it is reported for."""
+"""A seed of its own: what is swept is not reported on the requests it was swept with."""
 
 
 def pooled(
@@ -163,25 +173,29 @@ def pooled(
     lp: int = 2,
     hp: int = 1,
     lp_policy: str = "ascendra-lp",
-    lp_tokens: int | None = None,
     hp_policy: str = "ascendra-hp",
     hand_off: str | None = AT_RISK,
     router: str = "ascendra",
 ) -> Service:
-    """Ascendra's pools, whose requests leave an instance only for the other pool; with `lp_tokens`, another budget."""
-    parts = Parts(
-        batching=None if lp_tokens is None else f"within-budgets:token_budget={lp_tokens}",
-        leaving=() if hand_off is None else (hand_off,),
-    )
-    low = Engines(count=lp, policy=lp_policy, pool="lp", parts=parts)
+    """Ascendra's pools, whose requests leave an instance only for the other pool."""
+    parts = Parts(leaving=() if hand_off is None else (hand_off,))
+    low = Engines(count=lp, policy=lp_policy, pool="lp", parts=parts, chunked="within-budgets")
     high = Engines(count=hp, policy=hp_policy, pool="hp", parts=Parts(leaving=()))
     return Service(name=name, engines=(low, high), router=router)
 
 
+DECODE_FIRST = "decode-first"
 VLLM_V0 = equal("vllm-v0")
-SARATHI = equal("sarathi")
-TODAY = equal("vllm", parts=Parts(batching=f"decode-first:token_budget={TODAY_TOKENS_A_STEP}"))
-"""The paper's two baselines, and vLLM as it is now."""
+SARATHI = equal("sarathi", chunked=DECODE_FIRST)
+TODAY = equal("vllm", chunked=DECODE_FIRST)
+"""The paper's two baselines, and vLLM as it is now, which with one budget is the same policy as Sarathi-Serve.
+
+The paper names no version of vLLM. It serves Llama-3.1, which vLLM does from 0.5.3 on (July 2024), when prompts were no
+longer padded: so `vllm-v0`, not vLLM 0.2.5."""
+SARATHI_512 = equal("sarathi", name="sarathi-512")
+"""Sarathi-Serve with the budget of its own preset."""
+HEADWAY = equal("headway")
+"""Equal instances that go by targets, to say what two tiers are worth; no baseline of the paper's."""
 ASCENDRA = pooled("ascendra")
 """2 LP instances and 1 HP: the paper's default."""
 BASELINES = (VLLM_V0, SARATHI, TODAY)
@@ -203,11 +217,6 @@ THRESHOLDS = (-0.1, 0.0, 0.05, 0.1, 0.2, 0.3)
 def with_threshold(threshold: float) -> Service:
     """Ascendra that hands off earlier or later."""
     return pooled(f"threshold {threshold:g}", hand_off=f"{AT_RISK}:threshold={threshold:g}")
-
-
-def with_tokens(tokens: int) -> Service:
-    """Ascendra whose LP instances have so many tokens a step."""
-    return pooled(f"{tokens} tokens a step", lp_tokens=tokens)
 
 
 FIRST_COME, SHORTEST = "FCFS", "SJF"
@@ -247,18 +256,28 @@ ERROR_S = 600.0
 class AscendraChange:
     """What differs from the paper's setting, for every system, to find the reason of a figure (ours).
 
-    `more_host_s` is added to every step, `tbt_factor` is on the target between tokens alone, `kv_share` on the blocks.
+    `more_host_s` is added to every step, `ttft_factor` and `tbt_factor` are on one target each, `kv_share` is on the
+    blocks, `attention` is the kernel layout, and `tokens` the budget of chunked steps in place of the one that follows
+    from the target between tokens.
     """
 
     name: str = "as it stands"
     more_host_s: float = 0.0
+    ttft_factor: float = 1.0
     tbt_factor: float = 1.0
     kv_share: float = 1.0
+    attention: str = ATTENTION
+    tokens: int | None = None
 
 
 UNCHANGED = AscendraChange()
+SHARED_KERNEL = AscendraChange(
+    name="one attention kernel for prompts and decodes, as today's vLLM on FlashAttention 2",
+    attention=TODAYS_ATTENTION,
+)
 CHANGES = (
     UNCHANGED,
+    SHARED_KERNEL,
     AscendraChange(name="a third of the time between tokens", tbt_factor=1 / 3),
     AscendraChange(name="20 ms more of the host's time a step", more_host_s=0.02),
     AscendraChange(name="a quarter of the KV blocks", kv_share=0.25),
@@ -266,8 +285,33 @@ CHANGES = (
 CHANGED_LOADS = (0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7)
 
 
+def with_budget(tokens: int) -> AscendraChange:
+    """Every chunked system with so many tokens a step."""
+    return AscendraChange(name=f"{tokens:,} tokens a step", tokens=tokens)
+
+
+def with_targets(ttft_s: float, tbt_s: float) -> AscendraChange:
+    """Other targets than the paper's in the main case."""
+    name = f"first token within {ttft_s:g} s, between tokens {tbt_s * 1000:g} ms"
+    return AscendraChange(name=name, ttft_factor=ttft_s / TTFT_S[MISTRAL, SHAREGPT], tbt_factor=tbt_s / TBT_S)
+
+
+REGION = tuple(
+    with_targets(ttft_s, tbt_s) for ttft_s in (0.5, 1.0, 2.0) for tbt_s in (0.025, 0.035, 0.05, 0.15)
+)
+"""Targets among which it is looked for where two tiers beat equal instances."""
+NARROW = with_targets(2.0, 0.035)
+"""The one of them where they were first seen to."""
+NARROW_SHARED = replace(
+    NARROW, name=f"{NARROW.name}, one attention kernel for prompts and decodes", attention=TODAYS_ATTENTION
+)
+REGION_LOADS = (0.9, 1.1, 1.3)
+
+
 # ---- what the paper reports ----------------------------------------------------------------------------
 
+PAPER_QWEN_RPS = {"vllm-v0": 2.55, "sarathi": 2.8, "ascendra": 2.8}
+"""The only absolute rates: those at which Qwen-14B, on ShareGPT, still holds nine in ten."""
 PAPER_GAINS = {
     AscendraCase(MISTRAL, SHAREGPT): (1.191, 1.174),
     AscendraCase(LLAMA, LONGBENCH): (1.154, 1.154),

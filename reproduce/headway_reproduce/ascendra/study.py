@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from headway.lab.papers import PaperRequest, Tell
-from headway.policies.batching.within_budgets import TOKEN_BUDGET
+from headway.predict.steps.attention_kernels import attention_kernels
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
-from headway_reproduce.ascendra.ablations import Ablation, AscendraFurther, AscendraReasons
-from headway_reproduce.ascendra.cells import ALL, QUICK
+from headway_reproduce.ascendra.ablations import Ablation, AscendraFurther
+from headway_reproduce.ascendra.cells import ALL, QUICK, equal_tokens
+from headway_reproduce.ascendra.claims import Claims
 from headway_reproduce.ascendra.example import example_part
 from headway_reproduce.ascendra.findings import AscendraFindings, AscendraRates, Overloads, TargetFindings
 from headway_reproduce.ascendra.real_run import MEASUREMENT, real_data, real_part
 from headway_reproduce.ascendra.run import AscendraResult
 from headway_reproduce.ascendra.setting import (
-    ASCENDRA,
+    ATTENTION,
     BLOCK_TOKENS,
     COUNT,
     HARDWARE,
@@ -25,11 +26,10 @@ from headway_reproduce.ascendra.setting import (
     PAPER_TIGHTER,
     SEATS,
     SEEDS,
-    TODAY,
-    TODAY_TOKENS_A_STEP,
     TOKENS_A_STEP,
     AscendraCase,
 )
+from headway_reproduce.ascendra.variations import AscendraReasons
 from headway_reproduce.study import RepeatedPaper, read_kept
 
 FILE = "ascendra-runs.jsonl"
@@ -56,7 +56,7 @@ class AscendraStudy(RepeatedPaper[AscendraFindings]):
         scope, made = findings.scope, (findings.kept, findings.scope)
         rates, targets, overloads = AscendraRates(*made), TargetFindings(*made), Overloads(*made)
         ablation, reasons, further = Ablation(*made), AscendraReasons(*made), AscendraFurther(*made)
-        real = MEASUREMENT.found(request, tell)
+        claims, real = Claims(*made), MEASUREMENT.found(request, tell)
         return self.told(
             scope,
             ALL,
@@ -64,7 +64,11 @@ class AscendraStudy(RepeatedPaper[AscendraFindings]):
             seeds=len(scope.seeds),
             facts=_facts(findings),
             parts=[
+                claims.part(),
                 rates.headline(),
+                reasons.layout_part(),
+                reasons.budgets_part(),
+                reasons.region_part(),
                 reasons.part(),
                 rates.part(),
                 overloads.part(),
@@ -78,6 +82,7 @@ class AscendraStudy(RepeatedPaper[AscendraFindings]):
                 real_part(real),
             ],
             data={
+                "claims": claims.data(),
                 **rates.data(),
                 "capacity_rps": findings.capacity_rps(),
                 "overload": overloads.data(),
@@ -98,14 +103,14 @@ class AscendraStudy(RepeatedPaper[AscendraFindings]):
 
 def _facts(findings: AscendraFindings) -> list[tuple[str, str]]:
     """What was run on what."""
+    budgets = ", ".join(f"{equal_tokens(model.name):,} ({model.title})" for model in MODELS)
     blocks = ", ".join(f"{model.title} {model.kv_blocks:,}" for model in MODELS)
     return [
         ("hardware", f"simulated; {INSTANCES} instances; {hardware(HARDWARE).provenance()}"),
         (
             "engine",
-            f"{SEATS} seats, {TOKENS_A_STEP:,} tokens a step ({TODAY.name}: {TODAY_TOKENS_A_STEP:,}; LP instances of "
-            f"{ASCENDRA.name}: {TOKEN_BUDGET:,}; sarathi: 512), one step at a time, no prefix caching; KV blocks of "
-            f"{BLOCK_TOKENS} tokens: {blocks}",
+            f"{SEATS} seats, {TOKENS_A_STEP:,} tokens a step where prompts are whole, in chunks {budgets}; one step at "
+            f"a time, no prefix caching; {attention_kernels(ATTENTION)}; KV blocks of {BLOCK_TOKENS} tokens: {blocks}",
         ),
         (
             "workload",

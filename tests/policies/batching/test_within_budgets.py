@@ -262,6 +262,7 @@ def scenes(draw: st.DrawFn) -> Scene:
 def test_every_budget_is_kept_but_for_the_oldest_prompt(made: Scene) -> None:
     view, batching, plan = made.view, made.batching, made.plan()
     assert isinstance(batching, WithinBudgets)
+    assert batching.token_budget is not None
     check_plan(plan, view, ledger_of(view))
     step = expect_step(view, plan)
     decodes = [job for job in view.residents if not job.prefilling]

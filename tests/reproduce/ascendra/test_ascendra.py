@@ -9,7 +9,9 @@ import pytest
 from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, AscendraScope
 from headway_reproduce.ascendra.findings import crossing, scale_at_good
 from headway_reproduce.ascendra.run import (
+    AscendraResult,
     PoolUse,
+    TokenGaps,
     measure,
     needed_scale,
     policies_of,
@@ -22,10 +24,13 @@ from headway_reproduce.ascendra.setting import (
     FIXED,
     LONGBENCH,
     MAIN,
+    NARROW,
     NO_HAND_OFF,
     PAPER_GAINS,
     QWEN,
     SARATHI,
+    SARATHI_512,
+    SHARED_KERNEL,
     SHAREGPT,
     SPLITS,
     SYSTEMS,
@@ -33,18 +38,22 @@ from headway_reproduce.ascendra.setting import (
     VLLM_V0,
     AscendraCase,
     AscendraChange,
+    Service,
+    with_budget,
+    with_targets,
     with_threshold,
-    with_tokens,
 )
 
 from headway.core.batch_shape import StepKind
 from headway.core.cost import UnknownCost
+from headway.core.plan import StepOutcome, StepPlan
 from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.errors import TraceError
 from headway.policies.leaving.at_risk import AtRisk
 from headway.policies.leaving.queue_limits import Expired
 from tests.results.examples import make, unfinished
+from tests.strategies import make_job
 
 RUN = AscendraRun(case=MAIN, service=ASCENDRA, rate_rps=6.0, count=40, seed=0)
 TARGETS = Slo(ttft_s=1.0, tbt_s=0.5)
@@ -80,8 +89,8 @@ def test_every_system_has_three_instances_of_the_papers_memory() -> None:
 
 
 def test_late_requests_are_dropped_in_overload_alone() -> None:
-    def leaving(service: object) -> list[list[type]]:
-        policies = policies_of(service, ())  # type: ignore[arg-type]
+    def leaving(service: Service) -> list[list[type]]:
+        policies = policies_of(replace(RUN, service=service), ())
         factories = policies.values() if isinstance(policies, Mapping) else [policies]
         return [[type(rule) for rule in build(UnknownCost()).leaving] for build in factories]
 
@@ -94,17 +103,38 @@ def test_late_requests_are_dropped_in_overload_alone() -> None:
 
 
 def test_what_is_swept_reaches_the_parts() -> None:
-    policies = policies_of(with_tokens(256), ())
-    assert isinstance(policies, Mapping)
-    assert policies["lp"](UnknownCost()).batching.token_budget == 256  # type: ignore[attr-defined]
-    policies = policies_of(with_threshold(-0.1), ())
+    policies = policies_of(replace(RUN, service=with_threshold(-0.1)), ())
     assert isinstance(policies, Mapping)
     [rule] = policies["lp"](UnknownCost()).leaving
     assert isinstance(rule, AtRisk)
     assert rule.threshold == -0.1
-    policies = policies_of(FIXED, ())
+    policies = policies_of(replace(RUN, service=FIXED), ())
     assert isinstance(policies, Mapping)
     assert not policies["hp"](UnknownCost()).batching.elastic  # type: ignore[attr-defined]
+
+
+def budgets(run: AscendraRun) -> dict[str, int | None]:
+    """The tokens a step of each pool's batching."""
+    policies = policies_of(run, ())
+    found = policies if isinstance(policies, Mapping) else {"": policies}
+    return {
+        pool: getattr(build(UnknownCost()).batching, "token_budget", None) for pool, build in found.items()
+    }
+
+
+def test_all_that_compute_prompts_in_chunks_have_one_budget() -> None:
+    # A step of 2,048 tokens of Mistral-7B takes 0.12 s of the 0.15 allowed, one of Qwen-14B 0.22 s.
+    for case, tokens in [(MAIN, 2048), (AscendraCase(QWEN, SHAREGPT), 1024)]:
+        run = replace(RUN, case=case)
+        assert budgets(run) == {"lp": tokens, "hp": None}
+        for service in (SARATHI, TODAY):
+            assert budgets(replace(run, service=service)) == {"": tokens}
+        assert budgets(replace(run, service=SARATHI_512)) == {"": 512}
+        assert budgets(replace(run, change=with_budget(256)))["lp"] == 256
+
+
+def test_the_budget_follows_a_tighter_target_between_tokens() -> None:
+    assert replace(RUN, change=with_targets(2.0, 0.035)).tokens == 512
 
 
 # ---- a run ---------------------------------------------------------------------------------------------
@@ -124,7 +154,10 @@ def test_its_digest_tells_apart_all_that_decides_it() -> None:
         RUN,
         replace(RUN, case=AscendraCase(QWEN, SHAREGPT)),
         replace(RUN, service=ASCENDRA.shedding()),
-        replace(RUN, service=with_tokens(512)),
+        replace(RUN, service=SARATHI_512),
+        replace(RUN, change=with_budget(512)),
+        replace(RUN, change=SHARED_KERNEL),
+        replace(RUN, gaps=True),
         replace(RUN, rate_rps=6.1),
         replace(RUN, count=41),
         replace(RUN, seed=1),
@@ -140,6 +173,8 @@ def test_its_digest_tells_apart_all_that_decides_it() -> None:
 def test_targets_are_scaled_together_and_apart() -> None:
     assert replace(RUN, slo_scale=0.5).slo == Slo(ttft_s=0.5, tbt_s=0.075)
     assert replace(RUN, change=AscendraChange(tbt_factor=0.5)).slo == Slo(ttft_s=1.0, tbt_s=0.075)
+    narrow = replace(RUN, change=NARROW).slo
+    assert (narrow.ttft_s, narrow.tbt_s) == (2.0, pytest.approx(0.035))
 
 
 def test_an_error_names_the_run() -> None:
@@ -161,6 +196,52 @@ def test_errors_of_predicted_times_are_found_for_every_kind_of_step() -> None:
     assert replace(found, step_errors={}) == plain  # watching changes nothing
     for errors in found.step_errors.values():
         assert all(error is None or 0 <= error < 0.5 for error in errors)
+
+
+def test_a_gap_is_between_any_two_tokens_of_an_answer() -> None:
+    # Three tokens at 1, 2 and 5 s: gaps of 1 and 3 s. A chunk of a prompt brings no token.
+    gaps, a, b = TokenGaps(), make_job("a", prompt=10), make_job("b", prompt=10)
+    for finished_s, computed, outputs in [(1.0, 10, 0), (2.0, 11, 1), (5.0, 12, 2)]:
+        a.num_computed_tokens, a.num_output_tokens = computed, outputs
+        b.num_computed_tokens = computed - 5
+        gaps.stepped("0", StepOutcome(now_s=0.0, plan=StepPlan(), tokens={a: 1}), 0.0, finished_s)
+    b.num_computed_tokens = 5
+    gaps.stepped("0", StepOutcome(now_s=0.0, plan=StepPlan(), tokens={b: 5}), 0.0, 6.0)
+    assert (gaps.at(0.0), gaps.at(1.0)) == (1.0, 3.0)
+    assert TokenGaps().at(0.5) is None
+
+
+def test_the_gaps_of_a_run_are_kept_where_they_are_asked_for() -> None:
+    found, plain = simulate_ascendra(replace(RUN, gaps=True)), simulate_ascendra(RUN)
+    assert plain.p99_gap_s is None
+    assert found.p99_gap_s is not None
+    assert found.p99_gap_s > (found.mean_tbt_s or 0.0)
+    assert replace(found, p99_gap_s=None) == plain
+
+
+# ---- the paper's direction, on small fixed workloads ---------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def narrow() -> dict[str, AscendraResult]:
+    """400 requests at a rate at which targets of 2 s and 35 ms are hard to keep."""
+    run = replace(RUN, rate_rps=8.9, count=400, change=NARROW)
+    return {service.name: simulate_ascendra(replace(run, service=service)) for service in (ASCENDRA, VLLM_V0)}
+
+
+@pytest.mark.slow
+def test_more_is_in_time_than_under_prompts_first(narrow: dict[str, AscendraResult]) -> None:
+    assert narrow["ascendra"].goodput > narrow["vllm-v0"].goodput
+
+
+@pytest.mark.slow
+def test_a_request_waits_at_hp_for_less_than_a_quarter_of_its_wait_at_lp(
+    narrow: dict[str, AscendraResult],
+) -> None:
+    low, high = (narrow["ascendra"].pools[pool].delay_s for pool in ("lp", "hp"))
+    assert low is not None
+    assert high is not None
+    assert 4 * high < low
 
 
 # ---- what is read from records -------------------------------------------------------------------------

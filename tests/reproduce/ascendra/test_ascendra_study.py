@@ -7,8 +7,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.ascendra.ablations import AscendraFurther, AscendraReasons
+from headway_reproduce.ascendra.ablations import AscendraFurther
 from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, AscendraScope
+from headway_reproduce.ascendra.claims import NOT, PARTLY, REPRODUCED, Claims, gain_verdict, stated_verdict
 from headway_reproduce.ascendra.findings import AscendraFindings, Overloads, TargetFindings
 from headway_reproduce.ascendra.run import AscendraResult, PoolResult
 from headway_reproduce.ascendra.setting import (
@@ -23,6 +24,7 @@ from headway_reproduce.ascendra.setting import (
     VLLM_V0,
 )
 from headway_reproduce.ascendra.study import FILE, AscendraStudy
+from headway_reproduce.ascendra.variations import AscendraReasons
 from headway_reproduce.study import read_kept
 
 from headway.errors import SimulationError
@@ -67,6 +69,7 @@ def result(run: AscendraRun) -> AscendraResult:
         steady_rps=REFERENCE_RPS,
         ttft_s=tuple(place / 100 for place in range(101)),
         pools=pools,
+        p99_gap_s=0.3 if run.gaps else None,
         step_errors={"prefill": (0.1, None, 0.05), "mixed": (0.06, 0.08, 0.1)} if run.errors else {},
     )
 
@@ -184,6 +187,59 @@ def test_a_change_is_made_for_everybody(full: AscendraFindings) -> None:
     assert f"{host.name}: {7.5 / 5.5:.2f}" in AscendraReasons(full.kept, full.scope).part().text[-1]
 
 
+# ---- what came out -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours", "verdict"),
+    [
+        (1.2, 1.15, REPRODUCED),
+        (1.2, 1.35, PARTLY),
+        (1.7, 1.1, PARTLY),
+        (1.05, 0.99, NOT),
+        (1.2, 0.9, NOT),
+        (1.0, 0.95, REPRODUCED),
+        (4.0, None, NOT),
+    ],
+)
+def test_a_number_is_reproduced_within_a_tenth(paper: float, ours: float | None, verdict: str) -> None:
+    assert gain_verdict(paper, ours) == verdict
+
+
+def test_statements_come_out_all_some_or_none() -> None:
+    assert stated_verdict(True, True) == REPRODUCED
+    assert stated_verdict(True, False) == PARTLY
+    assert stated_verdict(False, False) == NOT
+
+
+def test_every_claim_has_a_row_with_ours_beside(full: AscendraFindings) -> None:
+    rows = {(row.where, row.what): row for row in Claims(full.kept, full.scope).rows()}
+    gain = rows["Figure 9", f"{MAIN}: rate at 90 % goodput over vllm-v0"]
+    # 12.5 over 10.5 req/s. At load 1.3, 13 req/s, 0.8 over 0.4, whatever the kernels. The narrow targets are not among
+    # what these made-up results heed.
+    assert (gain.paper, gain.ours, gain.verdict) == ("1.191", "1.19", REPRODUCED)
+    assert gain.reason.startswith(
+        "at load 1.3 goodput is 2.00 times vllm-v0's; with one kernel for prompts and"
+    )
+    own = rows["Figure 9", f"{MAIN}: rate at 90 % goodput over sarathi"]
+    assert own.reason.endswith("with 512 tokens a step for sarathi alone 1.14")  # 0.8 over 0.7
+    assert rows["Section 6.1", "HP's use at light load with tickets over without"].verdict == REPRODUCED
+    waits = rows["Figure 10d", "LP's wait over HP's"]
+    assert (waits.ours, waits.verdict) == ("4.00", REPRODUCED)
+    figures = {where.split(",")[0] for where, _ in rows}
+    assert {f"Figure {number}" for number in (1, 2, 6, 9, 11, 12, 13)} | {"Table 1", "Abstract"} <= figures
+    assert {row.verdict for row in rows.values()} <= {REPRODUCED, PARTLY, NOT}
+
+
+def test_the_quick_part_has_every_claim_but_for_figure_2_and_the_other_cells(
+    study: Study, full: AscendraFindings
+) -> None:
+    [table] = [table for table in study.tables if table.name == "claims"]
+    quick = {(row[0], row[1]) for row in table.rows}
+    left_out = {(row.where, row.what) for row in Claims(full.kept, full.scope).rows()} - quick
+    assert {where for where, _ in left_out} <= {"Figure 2", "Figures 9, 14", "Figure 9", "Figure 12"}
+
+
 # ---- the study -----------------------------------------------------------------------------------------
 
 
@@ -261,7 +317,7 @@ def test_the_whole_has_more_parts_than_the_quick_part(full: AscendraFindings, st
         for table in part.tables:
             assert all(len(row) == len(table.headings) for row in table.rows), table.name
     assert [table.name for table in AscendraReasons(full.kept, full.scope).part().tables] == ["reasons"]
-    assert not {"reasons", "lp-tokens", "figure-2"} & {table.name for table in study.tables}
+    assert not {"reasons", "threshold", "figure-2"} & {table.name for table in study.tables}
 
 
 def test_the_reasons_are_read_from_the_runs(study: Study) -> None:
