@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from headway_reproduce.ascendra.run import policies_of
-from headway_reproduce.ascendra.setting import ASCENDRA
 
 from headway.cli.batch_flags import BatchFlags
 from headway.cli.serve_layout import GatewayFlags
 from headway.cli.serve_site import ServeRequest, Site, build_site, introduction
-from headway.core.cost import UnknownCost
 from headway.core.slo import Slo
 from headway.engine.machine import fastest_dtype, is_cpu_build
 from headway.engine.servers.instances_command import CORES_VARIABLE
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.gateway.http.options import Cors, GatewayOptions
+from headway.policies.batching.elastic import Elastic
 from headway.policies.batching.within_budgets import WithinBudgets
 from headway.policies.presets import PRESETS, build_policy
 from headway.routing.magnus import BatchSettings
@@ -61,15 +58,13 @@ def test_the_introduction_says_what_runs_where(model: str) -> None:
     assert lines[-1].startswith("What is going on: http://127.0.0.1:8000/dashboard")
 
 
-def test_lp_instances_are_launched_with_the_token_budget_that_the_study_found_best(model: str) -> None:
+def test_instances_of_pools_are_launched_with_the_budgets_that_follow_from_targets(model: str) -> None:
     local = site(model, pools="lp=1,hp=1").local
     assert local is not None
-    launched = build_policy(local.prepare("lp-0", "lp").settings.preset())
-    studied = policies_of(ASCENDRA, ())
-    assert isinstance(studied, Mapping)
-    for policy in (launched, studied["lp"](UnknownCost())):
-        assert isinstance(policy.batching, WithinBudgets)
-        assert policy.batching.token_budget == 2048
+    low, high = (build_policy(local.prepare(f"{pool}-0", pool).settings.preset()) for pool in ("lp", "hp"))
+    assert isinstance(low.batching, WithinBudgets)
+    assert isinstance(high.batching, Elastic)
+    assert (low.batching.token_budget, high.batching.token_budget) == (None, None)
 
 
 @pytest.mark.skipif(not is_cpu_build(), reason="cores are bound where vLLM computes on the CPU")
@@ -260,10 +255,6 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         (
             ["demo", "--pools", "lp=1,hp=1", "--order", "edf"],
             "error: --order, --batching, --eviction, --leaving or --tail",
-        ),
-        (
-            ["demo", "--pools", "lp=1,hp=1", "--policy", "vllm"],
-            "error: policy 'vllm' is for instances that are all",
         ),
         (["demo", "--max-queue", "4"], "error: --max-queue is for several instances behind one address"),
         (["demo", "--no-resume"], "error: --no-resume is for several instances"),

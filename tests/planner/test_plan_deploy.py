@@ -11,6 +11,7 @@ from headway.cli import _load
 from headway.cli.serve_layout import read_layout
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.servers.vllm_flags import parse_vllm_flags, value_of
+from headway.errors import ConfigError
 from headway.planner.deploy import (
     arguments,
     as_started,
@@ -23,6 +24,7 @@ from headway.planner.machine import Configuration, Machine, Node
 from headway.predict.steps.calibration import EngineDefaults
 from headway.sim.limits import KvTier
 from tests.planner.costs import write_costs
+from tests.planner.plans import ask
 
 SINGLE = Configuration(gpus=2, policy="predicted", tp=2, instances=1, seats=64, tokens_a_step=4096)
 FULL = replace(SINGLE, host_gib=1.5, predictor="learned")
@@ -194,3 +196,26 @@ def test_each_instance_of_a_deployment_has_a_file_of_records(tmp_path: Path) -> 
         "r-hp-0.jsonl",
         "r-lp-0.jsonl",
     ]
+
+
+def test_other_attention_kernels_are_asked_of_vllm_too() -> None:
+    machine = Machine("h100", "Llama-3.1-8B", attention="flashinfer")
+    assert machine.attention_flags() == ("--attention-backend", "FLASHINFER")
+    assert machine.attention_flags() == flags_here(machine, replace(SINGLE, seats=1024))[-2:]
+    assert Machine("h100", "Llama-3.1-8B").attention_flags() == ()
+
+
+@pytest.mark.parametrize("attention", ["vllm-v0", "sarathi-serve"])
+def test_kernels_that_no_vllm_of_today_has_are_not_planned_with(attention: str) -> None:
+    with pytest.raises(
+        ConfigError, match="which today's vLLM does not have; accepted: flash-attn, flashinfer"
+    ):
+        ask(attention=attention).check()
+
+
+def test_kernels_decide_what_a_plan_costs() -> None:
+    one, other = (
+        Machine("a100-80g", "Llama-3.1-8B", attention=name) for name in ("flash-attn", "flashinfer")
+    )
+    assert one.fingerprint(1) != other.fingerprint(1)
+    assert "a kernel each" in other.costs(1).provenance

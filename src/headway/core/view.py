@@ -67,7 +67,8 @@ class StepView:
 
     Elsewhere:
 
-    - `waiting_elsewhere` are the prompt tokens that wait at each instance to which this one hands off. Empty: none told.
+    - `waiting_elsewhere` are the prompt tokens that wait at each instance to which this one hands off; empty if not
+      told.
     - `told_elsewhere_s` is when that was told; what was handed off since is added.
     """
 
