@@ -126,6 +126,6 @@ def test_the_reference_names_every_metric() -> None:
     names = {f"headway_{name}" for name in tables["_TOTALS"]}
     names |= {name for table in ("_SECONDS", "_LABELLED") for name, _ in tables[table].values()}
     gateway = (ROOT / "src/headway/gateway/book/metrics.py").read_text()
-    names |= set(re.findall(r"_(?:counter|gauge|single)\(\s*\"(\w+)\"", gateway))
+    names |= set(re.findall(r"\b(?:counter|gauge|single)\(\s*\"(\w+)\"", gateway))
     assert len(names) > 50
     assert {name for name in names if f"`{name}`" not in text} == set()

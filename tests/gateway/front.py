@@ -86,6 +86,16 @@ class Front:
     async def get(self, path: str, **headers: str) -> Answer:
         return await ask(self.session, "GET", self.url + path, None, headers)
 
+    async def upload(self, data: bytes, filename: str = "in.jsonl", **headers: str) -> dict[str, Any]:
+        """A file for batches, as the gateway shows it."""
+        form = aiohttp.FormData()
+        form.add_field("purpose", "batch")
+        form.add_field("file", data, filename=filename)
+        async with self.session.post(f"{self.url}/v1/files", data=form, headers=headers) as response:
+            assert response.status == 200
+            found: dict[str, Any] = await response.json()
+            return found
+
     async def idle(self) -> None:
         """Return once every request has ended, in the books too."""
         await until(lambda: not self.accounts.live and not self.app.serving.running)

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from headway.gateway.http.api import APIS
 from headway.gateway.http.keys import Keys
-from tests.gateway.front import CHAT, PROMPT, gateway
+from tests.gateway.front import CHAT, PROMPT, Front, ask, gateway
 from tests.gateway.upstream import Turn, upstream
 
 KEYS = Keys({b"k1": "", b"k2": "blue", b"k3": "red"})
@@ -28,6 +28,12 @@ ROUTES = {
     "/explain/{request_id:path}": OWN,
     "/v1/explain": OWN,
     "/v1/explain/{request_id:path}": OWN,
+    "/v1/files": OWN,
+    "/v1/files/{file_id}": OWN,
+    "/v1/files/{file_id}/content": OWN,
+    "/v1/batches": OWN,
+    "/v1/batches/{batch_id}": OWN,
+    "/v1/batches/{batch_id}/cancel": OWN,
     "/metrics": FORBIDDEN,
     "/shadow": FORBIDDEN,
     "/v1/shadow/{counts:path}": FORBIDDEN,
@@ -42,12 +48,21 @@ ROUTES = {
 """What a tenant's key gets of each page."""
 
 
-async def test_a_tenants_key_gets_its_own_or_nothing_on_every_route() -> None:
-    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
-        for key in ("k2", "k3"):
-            for path, body in (("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)):
-                told = {"x_request_id": f"secret-of-{key}", "Authorization": f"Bearer {key}"}
-                assert (await front.post(body, path, **told)).status == 200
+async def ask_for_all(front: Front, key: str) -> dict[str, str]:
+    """What a tenant's key asks for, so that there is something to see; what paths are called by it."""
+    secret, allowed = f"secret-of-{key}", {"Authorization": f"Bearer {key}"}
+    for path, body in (("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)):
+        assert (await front.post(body, path, x_request_id=secret, **allowed)).status == 200
+    line = {"custom_id": secret, "method": "POST", "url": "/v1/completions", "body": PROMPT}
+    file = await front.upload(json.dumps(line).encode(), secret, **allowed)
+    asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "1h"}
+    batch = (await front.post({**asked, "metadata": {"named": secret}}, "/v1/batches", **allowed)).json
+    return {"request_id:path": secret, "counts:path": "0-0", "file_id": file["id"], "batch_id": batch["id"]}
+
+
+async def test_a_tenants_key_gets_its_own_or_nothing_on_every_route(tmp_path: Path) -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS, batch_dir=tmp_path) as front:
+        names = {key: await ask_for_all(front, key) for key in ("k2", "k3")}
         routes = [route.path for route in front.app._own.routes if isinstance(route, Route)]
         described = (await front.get("/openapi.json", **BLUE)).json["paths"]
         # A page that was added is to be added here too, with what a tenant gets of it.
@@ -55,14 +70,19 @@ async def test_a_tenants_key_gets_its_own_or_nothing_on_every_route() -> None:
         named = {path.replace("{request_id}", "{request_id:path}") for path in described}
         assert named <= {*ROUTES, *APIS}
         for path in routes:
-            for mine in ("secret-of-k2", "secret-of-k3"):
-                place = path.replace("{request_id:path}", mine).replace("{counts:path}", "0-0")
-                answer = await front.get(place, **BLUE)
+            method = "POST" if path.endswith("/cancel") else "GET"
+            for key, parts in names.items():
+                place = path
+                for part, name in parts.items():
+                    place = place.replace(f"{{{part}}}", name)
+                answer = await ask(front.session, method, front.url + place, None, BLUE)
                 assert b'"red"' not in answer.body
                 assert b"secret-of-k3" not in answer.body or answer.status == 404
                 assert (answer.status == 403) == (ROUTES[path] == FORBIDDEN)
-                if ROUTES[path] == OWN and "k2" in place:
+                if ROUTES[path] == OWN and key == "k2":
                     assert b"secret-of-k2" in answer.body
+                if ROUTES[path] == OWN and key == "k3" and place != path:
+                    assert answer.status == 404
         assert not instance.echoed
 
 

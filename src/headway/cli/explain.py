@@ -75,6 +75,12 @@ def _list(requests: list[dict[str, Any]]) -> None:
 def _tell(answer: dict[str, Any]) -> None:
     """What the gateway saw, if there is one, and each engine's account."""
     if seen := answer.get("gateway"):
+        if of := seen.get("batch"):
+            closes = time.strftime("%d %b %H:%M:%S", time.localtime(of["expires_at"]))
+            typer.echo(
+                f"line {of['line']} ({of['custom_id']}) of {of['batch']}, whose window closes on {closes}: it runs in "
+                "what the targets of others leave"
+            )
         where = ", then ".join(seen["instances"]) or "no instance"
         prefill_s = seen.get("prefill_s")
         prompt = "" if prefill_s is None else f"prompt {_seconds(prefill_s)}, "

@@ -24,13 +24,18 @@ from starlette.types import Receive, Scope, Send
 
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError
+from headway.gateway.batch.asking import Asking
+from headway.gateway.batch.batches import Batches
+from headway.gateway.batch.board import BatchBoard
+from headway.gateway.batch.routes import BatchPages, batch_routes
+from headway.gateway.batch.store import BatchStore
 from headway.gateway.book.access_log import AccessLog
 from headway.gateway.book.dashboard import Dashboard, dashboard_routes
 from headway.gateway.book.explain import Explaining, explain_routes
 from headway.gateway.book.metrics import GatewayMetrics, build_registry
 from headway.gateway.book.shadow_board import ENGINE_PATH, ShadowBoard, shadow_routes
 from headway.gateway.fleet.fleet import Fleet
-from headway.gateway.http.api import APIS, EXPLAIN_PATHS, normal_path
+from headway.gateway.http.api import APIS, EXPLAIN_PATHS, is_of_batches, normal_path
 from headway.gateway.http.asgi_client import API_KEY, KEY_TENANT, Client, ClientGone, Headers, read_body
 from headway.gateway.http.client_limits import HELD, ClientLimits, open_files_limit
 from headway.gateway.http.connection import Connection
@@ -64,7 +69,7 @@ _LAST_WORDS_S = 1.0
 class Gateway:
     """The ASGI app: what asks for tokens by the serving path, its own pages, and all the rest to an instance.
 
-    Making one raises ConfigError if the access log cannot be written.
+    Making one raises ConfigError if the access log cannot be written, or batches cannot be kept.
     """
 
     def __init__(
@@ -85,6 +90,7 @@ class Gateway:
         self._passthrough = PassThrough(self.serving, self._bodies)
         self._broadcast = Broadcast(self.serving)
         self.shadows = ShadowBoard()
+        self.batches = self._kept_batches()
         cors = options.cors
         self._answering = self._answer if cors is None else CORSMiddleware(self._answer, **asdict(cors))
         self._own = self._own_pages(router)
@@ -113,7 +119,7 @@ class Gateway:
             check_key(path, tenant)
             if scope["method"] == "OPTIONS":
                 await self._tell_methods(path, client)
-            elif path in self._paths or path.startswith(_OWN_PREFIXES):
+            elif self._is_own(path):
                 scope[KEY_TENANT] = tenant
                 await self._own(scope, receive, send)
             elif goes_to_all(scope):
@@ -137,7 +143,17 @@ class Gateway:
     def _methods_of(self, path: str) -> bytes:
         if path in APIS:
             return _METHODS_OF_APIS
-        return _METHODS_OF_PAGES if path in self._paths or path.startswith(_OWN_PREFIXES) else _METHODS
+        return _METHODS if is_of_batches(path) or not self._is_own(path) else _METHODS_OF_PAGES
+
+    def _is_own(self, path: str) -> bool:
+        """Whether a path is answered here. Raises GatewayError (404) for batches where there are none."""
+        if is_of_batches(path):
+            if self.batches is None:
+                raise GatewayError(
+                    404, "no_batches", "no batches are kept here; accepted: with --batch-dir FOLDER"
+                )
+            return True
+        return path in self._paths or path.startswith(_OWN_PREFIXES)
 
     async def _serve(self, scope: Scope, receive: Receive, client: Client, tenant: str) -> None:
         arrival_s, headers = self._clock(), scope["headers"]
@@ -182,8 +198,16 @@ class Gateway:
             )
         return tenant
 
+    def _kept_batches(self) -> Batches | None:
+        options = self._options
+        if options.batch_dir is None:
+            return None
+        store = BatchStore(options.batch_dir, options.max_body_bytes)
+        return Batches(Asking(self.serving, self._bodies, self.limits), options, store)
+
     def _own_pages(self, router: Router) -> Starlette:
-        serving = self.serving
+        serving, batches = self.serving, self.batches
+        board = None if batches is None else BatchBoard(batches)
         explaining = Explaining(serving.accounts, self._fleet, clock=self._clock)
         dashboard = Dashboard(
             serving.accounts,
@@ -191,6 +215,7 @@ class Gateway:
             router,
             max_queue=self._options.max_queue,
             shadows=self.shadows,
+            batches=list if board is None else board.states,
             clock=self._clock,
         )
         figures = GatewayMetrics(
@@ -201,18 +226,23 @@ class Gateway:
             batches=None if (central := serving.batches) is None else (lambda: central.counts),
             clock=self._clock,
         )
-        registry = build_registry(figures, self.shadows)
+        registry = build_registry(figures, self.shadows, *filter(None, [board]))
 
         async def metrics(_request: Request) -> Response:
             return Response(generate_latest(registry), headers={"content-type": _METRICS_TYPE})
 
         @asynccontextmanager
         async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-            sampling = asyncio.create_task(dashboard.run())
+            beside = [asyncio.create_task(dashboard.run())]
             if serving.batches is not None:
                 serving.batches.prepare()
+            if batches is not None:
+                beside.append(asyncio.create_task(batches.run()))
             yield
-            sampling.cancel()
+            for task in beside:
+                task.cancel()
+            if batches is not None:
+                await batches.close()
             serving.close()
             self._bodies.close()
 
@@ -221,12 +251,14 @@ class Gateway:
             Route("/ready", self._ready),
             Route("/v1/models", self._models),
             Route("/metrics", metrics),
-            openapi_route(),
+            openapi_route(batches=batches is not None),
             *explain_routes(explaining),
             *shadow_routes(self.shadows),
             *dashboard_routes(dashboard),
         ]
-        return Starlette(routes=routes, lifespan=lifespan)
+        if batches is not None and board is not None:
+            routes += batch_routes(BatchPages(batches, board, self._options))
+        return Starlette(routes=routes, lifespan=lifespan, exception_handlers={GatewayError: _refuse})
 
     async def _ready(self, _request: Request) -> Response:
         if self.serving.closing or not self._fleet.names():
@@ -238,6 +270,11 @@ class Gateway:
         if not models:
             return refused(no_instance())
         return Response(models, media_type="application/json")
+
+
+def _refuse(_request: Request, refusal: Exception) -> Response:
+    assert isinstance(refusal, GatewayError)
+    return refused(refusal)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -295,6 +332,8 @@ async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -
 async def _end(app: Gateway, server: uvicorn.Server, stop: asyncio.Event) -> None:
     await stop.wait()
     server.should_exit = True
+    if app.batches is not None:
+        app.batches.stop()
     await asyncio.sleep(app.serving.options.drain_s)
     _LOG.warning("%d requests are cut off after %g s", len(app.serving.running), app.serving.options.drain_s)
     app.serving.cut_all()

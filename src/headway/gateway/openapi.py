@@ -17,9 +17,11 @@ from starlette.routing import Route
 
 from headway.core import hints
 from headway.core.slo import MAX_TARGET_S
+from headway.gateway.batch.objects import Status
 from headway.gateway.book.dashboard_state import DashboardState
 from headway.gateway.book.explain import Explained
 from headway.gateway.book.shadow_board import ShadowReply
+from headway.gateway.http.api import APIS
 from headway.gateway.request.generation_request import MAX_ID_CHARACTERS
 
 Json = dict[str, Any]
@@ -98,6 +100,22 @@ _ERROR = _object(
     code={"type": ["string", "integer", "null"]},
 )
 
+_FILE = _object("id", "bytes", "purpose", id=_TEXT, bytes=_COUNT, filename=_TEXT, purpose=_TEXT)
+_BATCH = _object(
+    "id",
+    "status",
+    "request_counts",
+    id=_TEXT,
+    status={"enum": [str(status) for status in Status]},
+    request_counts=_object("total", "completed", "failed", total=_COUNT, completed=_COUNT, failed=_COUNT),
+    output_file_id={"type": ["string", "null"]},
+    error_file_id={"type": ["string", "null"]},
+    headway={
+        "type": ["object", "null"],
+        "description": "Whether the window will be kept, at the rate of late.",
+    },
+)
+
 
 def _generation_fields(*names: str) -> Json:
     return {name: _GENERATION[name] for name in names}
@@ -126,6 +144,20 @@ _SCHEMAS: Json = {
     "Completion": _ANSWER,
     "ChatCompletion": _ANSWER,
     "ModelList": _object("data", data=_MODELS),
+    "File": _FILE,
+    "FileList": _object("data", "has_more", data=_array(_FILE), has_more={"type": "boolean"}),
+    "RemovedFile": _object("id", "deleted", id=_TEXT, deleted={"type": "boolean"}),
+    "BatchRequest": _object(
+        "input_file_id",
+        "endpoint",
+        "completion_window",
+        input_file_id=_TEXT,
+        endpoint={"enum": [*APIS]},
+        completion_window={"type": "string", "pattern": "^[1-9][0-9]*[smhd]$"},
+        metadata={"type": ["object", "null"], "additionalProperties": _TEXT},
+    ),
+    "Batch": _BATCH,
+    "BatchList": _object("data", "has_more", data=_array(_BATCH), has_more={"type": "boolean"}),
     "Error": _object("error", error=_ERROR),
 }
 
@@ -143,21 +175,21 @@ events have no names.
 """
 
 
-def openapi_route() -> Route:
-    """`GET /openapi.json`."""
+def openapi_route(*, batches: bool = False) -> Route:
+    """`GET /openapi.json`; `batches`: whether files and batches are served."""
 
     async def description(_request: Request) -> Response:
-        return Response(_body(), media_type="application/json")
+        return Response(_body(batches), media_type="application/json")
 
     return Route("/openapi.json", description)
 
 
 @cache
-def _body() -> bytes:
-    return json.dumps(describe(), indent=1).encode()
+def _body(batches: bool) -> bytes:
+    return json.dumps(describe(batches=batches), indent=1).encode()
 
 
-def describe() -> Json:
+def describe(*, batches: bool = False) -> Json:
     """The description: a new dictionary each time, ready for JSON."""
     (state, explained, shadow), components = msgspec.json.schema_components(
         [DashboardState, Explained, ShadowReply], ref_template="#/components/schemas/{name}"
@@ -172,7 +204,11 @@ def describe() -> Json:
         },
         "servers": [{"url": "/"}],
         "security": [{}, {"bearer": []}, {"basic": []}],
-        "paths": {**_paths(state), **_explain_paths(explained, shadow)},
+        "paths": {
+            **_paths(state),
+            **_explain_paths(explained, shadow),
+            **(_batch_paths() if batches else {}),
+        },
         "components": {
             "schemas": {**_SCHEMAS, **components},
             "parameters": _PARAMETERS,
@@ -234,6 +270,40 @@ def _explain_paths(explained: Json, shadow: Json) -> Json:
         "/explain": {"get": _read("last", "The last requests that ended", listed)},
         "/explain/{request_id}": {"get": {**one, "parameters": [identified]}},
         "/shadow": {"get": _read("shadow", "What another policy would have come to", report)},
+    }
+
+
+def _batch_paths() -> Json:
+    """OpenAI's Files and Batch API."""
+
+    def one(name: str, summary: str, schema: str, *at: str) -> Json:
+        described = _read(name, summary, _answer("As OpenAI's API has it.", "application/json", _ref(schema)))
+        for status in ("400", "404"):
+            described["responses"][status] = _ref(_ERRORS_BY_STATUS[status][0], "responses")
+        named = [{"name": each, "in": "path", "required": True, "schema": {"type": "string"}} for each in at]
+        return {**described, **({"parameters": named} if named else {})}
+
+    form = _object("file", "purpose", file={"type": "string", "format": "binary"}, purpose={"const": "batch"})
+    upload = {"required": True, "content": {"multipart/form-data": {"schema": form}}}
+    asked = {"required": True, "content": {"application/json": {"schema": _ref("BatchRequest")}}}
+    content = one("file_content", "A file's bytes", "File", "file_id")
+    content["responses"]["200"] = _answer("The bytes.", "application/octet-stream", {"type": "string"})
+    return {
+        "/v1/files": {
+            "post": {**one("upload", "Upload a file of requests", "File"), "requestBody": upload},
+            "get": one("files", "The files there are", "FileList"),
+        },
+        "/v1/files/{file_id}": {
+            "get": one("file", "A file", "File", "file_id"),
+            "delete": one("remove_file", "Remove a file", "RemovedFile", "file_id"),
+        },
+        "/v1/files/{file_id}/content": {"get": content},
+        "/v1/batches": {
+            "post": {**one("create_batch", "Have a file's requests answered", "Batch"), "requestBody": asked},
+            "get": one("batches", "The batches there are", "BatchList"),
+        },
+        "/v1/batches/{batch_id}": {"get": one("batch", "A batch", "Batch", "batch_id")},
+        "/v1/batches/{batch_id}/cancel": {"post": one("cancel_batch", "End a batch", "Batch", "batch_id")},
     }
 
 

@@ -144,6 +144,16 @@ class Refusal:
     tenant: str
 
 
+@dataclass(frozen=True, slots=True)
+class BatchLine:
+    """Which request of a batch it is: its line, its own name, and when the batch's window closes (since 1970)."""
+
+    batch: str
+    line: int
+    custom_id: str
+    expires_at: int
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """One request that was offered. Times are seconds of the caller's clock.
@@ -151,7 +161,8 @@ class Entry:
     `tenant` is the name that the request or its API key gave; its class in `key` may be a broader one.
     `instance` is where it is, empty while it waits in the admission queue; `places` are all it was sent to, in order.
     `tokens` counts output tokens, or events where the instance does not tell tokens. `prefill` is None where prefill
-    and decode are not parted, `prefilled_s` when a prefill instance had computed the prompt.
+    and decode are not parted, `prefilled_s` when a prefill instance had computed the prompt. `batch` is None for a
+    request of a client's own.
     """
 
     id: str
@@ -160,6 +171,7 @@ class Entry:
     key: ClassKey
     account: ClassAccount
     arrival_s: float
+    batch: BatchLine | None = None
     instance: str = ""
     first_s: float | None = None
     last_s: float | None = None
@@ -233,19 +245,24 @@ KEPT_REFUSALS = 50
 KEPT_ENDED = 500
 """Ended requests that are still known by their ids."""
 OTHER = "other"
+BATCH = "batch"
+"""Stands for the targets of requests of batches, which each have as much time as is left of the window."""
 _ALL_OTHERS = ClassKey(OTHER, OTHER)
 
 
 class Accounts:
     """The gateway's book: pure, told of times. Each offered request is ended exactly once.
 
-    `live` are those that have not ended, `recent` the last that have. Everything is bounded: by the live requests,
-    MAX_CLASSES, the instances there ever were, KEPT_REFUSALS and KEPT_ENDED.
+    `live` are those that have not ended, `recent` the last that have, `recent_of_batches` those of batches. `judged`
+    requests of clients' own had targets and have ended, and `missed` of them missed one. Everything is bounded: by the
+    live requests, MAX_CLASSES, the instances there ever were, KEPT_REFUSALS and KEPT_ENDED.
     """
 
     def __init__(self) -> None:
         self.live: dict[Entry, None] = {}
         self.recent: deque[Entry] = deque(maxlen=KEPT_ENDED)
+        self.recent_of_batches: deque[Entry] = deque(maxlen=KEPT_ENDED)
+        self.judged = self.missed = 0
         self.classes: dict[ClassKey, ClassAccount] = {}
         self.instances: dict[str, InstanceAccount] = {}
         self.moves: Counter[tuple[str, str]] = Counter()
@@ -258,12 +275,14 @@ class Accounts:
 
     # ---- one request ----------------------------------------------------------------------------------------------
 
-    def offer(self, request_id: str, slo: Slo, tenant: str, now_s: float) -> Entry:
+    def offer(
+        self, request_id: str, slo: Slo, tenant: str, now_s: float, batch: BatchLine | None = None
+    ) -> Entry:
         """A request has come; it waits in the admission queue."""
-        key = self._key(slo, tenant)
+        key = self._key(slo_label(slo) if batch is None else BATCH, tenant)
         account = self._seen(key)
         account.totals.offered += 1
-        entry = Entry(request_id, slo, tenant, key, account, now_s)
+        entry = Entry(request_id, slo, tenant, key, account, now_s, batch)
         self.live[entry] = None
         return entry
 
@@ -324,7 +343,7 @@ class Accounts:
         if outcome is Outcome.HANDED_OFF:
             raise ValueError("a hand-off is a move and no end; accepted: one of the other outcomes")
         entry.outcome, entry.rejected, entry.ended_s = outcome, rejected, now_s
-        self.recent.append(entry)
+        (self.recent if entry.batch is None else self.recent_of_batches).append(entry)
         del self.live[entry]
         self._leave(entry)
         totals = entry.account.totals
@@ -332,6 +351,9 @@ class Accounts:
         setattr(totals, name, getattr(totals, name) + 1)
         if outcome is Outcome.FINISHED and not rejected:
             self._judge(entry, now_s)
+        if entry.slo and entry.batch is None and not rejected and outcome is not Outcome.CANCELLED:
+            self.judged += 1
+            self.missed += not entry.met
 
     def refuse(self, note: Refusal) -> None:
         """A request, offered or not even that, was answered with an error of the gateway's own."""
@@ -364,12 +386,12 @@ class Accounts:
 
         With a tenant, no request of another one.
         """
-        newest_first = chain(reversed(self.live), self.newest_ended(tenant))
+        newest_first = chain(reversed(self.live), self.newest_ended(tenant), reversed(self.recent_of_batches))
         found = (entry for entry in newest_first if entry.id == request_id)
         return next((entry for entry in found if tenant in ("", entry.tenant)), None)
 
     def newest_ended(self, tenant: str = "") -> Iterator[Entry]:
-        """The last requests that ended, newest first; with a tenant, its own alone."""
+        """The last requests that ended but those of batches, newest first; with a tenant, its own alone."""
         return (entry for entry in reversed(self.recent) if tenant in ("", entry.tenant))
 
     def slacks(self, now_s: float, limit: int | None = None) -> list[float | None]:
@@ -409,9 +431,9 @@ class Accounts:
         if entry.tbt_s is not None:
             account.tbt.add(entry.tbt_s)
 
-    def _key(self, slo: Slo, tenant: str) -> ClassKey:
+    def _key(self, label: str, tenant: str) -> ClassKey:
         """The class of a request. Makes room for a new one; where all are busy, the class is a broader one."""
-        key, others = ClassKey(slo_label(slo), tenant), ClassKey(OTHER, tenant)
+        key, others = ClassKey(label, tenant), ClassKey(OTHER, tenant)
         if key in self.classes:
             return key
         theirs = self._classes_of.get(tenant, {}) if tenant else {}

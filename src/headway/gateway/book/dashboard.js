@@ -111,6 +111,14 @@ function showClasses(state) {
   put(at("classes-left-out"), `${counted(state.classes_left_out, "quieter row")} not shown; all are in the totals above.`);
 }
 
+function showBatches(state) {
+  at("batches-sheet").hidden = !state.batches.length;
+  table("batches", state.batches, (one) => one.id, (one) => [
+    one.id, text(one.tenant || "(none)"), text(one.status), `${whole(one.completed + one.failed)} of ${whole(one.total)}`, one.failed,
+    one.in_flight, lasting(Math.max(0, one.left_s)), lasting(one.expected_s), text(whole(one.unfinished), one.unfinished ? "low" : ""),
+  ]);
+}
+
 // What other policies would have made of the same requests: simulated, beside what really came.
 function showShadow(state) {
   at("shadow").hidden = state.shadow === null;
@@ -172,7 +180,7 @@ function show(state) {
   const [kind, says] = verdict(state);
   at("verdict").className = `verdict ${kind}`;
   put(at("verdict"), says);
-  [showTiles, showInstances, showWaiting, showHandOffs, showClasses, showShadow, showRecent, showRefusals].forEach((part) => part(state));
+  [showTiles, showInstances, showWaiting, showHandOffs, showClasses, showBatches, showShadow, showRecent, showRefusals].forEach((part) => part(state));
   put(at("version"), state.version);
   put(at("up"), lasting(state.up_s));
 }

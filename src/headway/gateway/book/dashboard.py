@@ -22,6 +22,7 @@ from headway.gateway.book.dashboard_state import (
     SLACK_BANDS,
     SPARK_STEP_S,
     SPARK_STEPS,
+    BatchState,
     ClassState,
     DashboardState,
     DoorState,
@@ -145,8 +146,9 @@ class Dashboard:
     """The state of the gateway for people: the accounts, what they grew by lately, and the fleet.
 
     `run` samples the accounts every second; `state` takes a sample too, so it is never older than the question.
-    `max_queue` is how many requests may be without their first token, `shadows` what shadows say, `clock` the
-    accounts' and the fleet's, `wall_clock` seconds since 1970. O(n) a sample and a state, n live requests and classes.
+    `max_queue` is how many requests may be without their first token, `shadows` what shadows say, `batches` how batches
+    are, `clock` the accounts' and the fleet's, `wall_clock` seconds since 1970. O(n) a sample and a state, n live
+    requests and classes.
     """
 
     def __init__(
@@ -157,6 +159,7 @@ class Dashboard:
         *,
         max_queue: int | None = None,
         shadows: ShadowBoard | None = None,
+        batches: Callable[[], list[BatchState]] = list,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
@@ -165,6 +168,7 @@ class Dashboard:
         self._router = router
         self._max_queue = max_queue
         self._shadows = shadows
+        self._batches = batches
         self._clock = clock
         self._wall_clock = wall_clock
         self._started_s = clock()
@@ -222,6 +226,7 @@ class Dashboard:
             refusals=[replace(each, at_s=each.at_s + offset_s) for each in self._accounts.refusals],
             recent=self._recent(offset_s),
             shadow=None if self._shadows is None else self._shadows.report,
+            batches=self._batches(),
         )
 
     def _busiest_classes(self) -> list[ClassKey]:

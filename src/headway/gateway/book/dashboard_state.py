@@ -97,6 +97,25 @@ class RecentRequest(msgspec.Struct, kw_only=True):
     tokens: int
 
 
+class BatchState(msgspec.Struct, kw_only=True):
+    """A batch: how many of its requests were answered, and when they all will be at the rate of late.
+
+    `left_s` is until its window closes, `expected_s` until its last answer (None: not known), `unfinished` how many
+    requests will have no answer by then.
+    """
+
+    id: str
+    tenant: str
+    status: str
+    total: int
+    completed: int
+    failed: int
+    in_flight: int
+    left_s: float
+    expected_s: float | None
+    unfinished: int
+
+
 class Load(msgspec.Struct, kw_only=True):
     """Rates over the last minute, or the time there is, and in steps of 5 s over five minutes."""
 
@@ -112,7 +131,7 @@ class DashboardState(msgspec.Struct, kw_only=True):
     `max_queue` is how many requests may be without their first token, `in_time_so_far` are requests in flight that
     have missed no target yet, `resumed` streams that went on elsewhere when their instance was lost, `prefills` where
     prompts were computed since the start if prefill and decode are parted (`accounts.Prefill`), `shadow` the last
-    report of what another policy would have come to.
+    report of what another policy would have come to, `batches` those that have not ended and the last that have.
     """
 
     version: str
@@ -134,3 +153,4 @@ class DashboardState(msgspec.Struct, kw_only=True):
     refusals: list[Refusal]
     recent: list[RecentRequest]
     shadow: ShadowState | None
+    batches: list[BatchState]

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headway.gateway.book.accounts import Accounts, Entry
+from headway.gateway.book.accounts import Accounts, BatchLine, Entry
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.http.api import EXPLAIN_PATHS, RESPONSES
 from headway.gateway.http.asgi_client import KEY_TENANT
@@ -36,7 +36,7 @@ class Seen(msgspec.Struct, kw_only=True):
     """What the gateway saw of a request. Times are seconds since it came, `at` is when that was, since 1970.
 
     `prefill` is where its prompt was computed (`Prefill`), None where prefill and decode are not parted; `prefill_s`
-    is when a prefill instance had computed it.
+    is when a prefill instance had computed it. `batch` is None for a request of a client's own.
     """
 
     id: str
@@ -54,6 +54,7 @@ class Seen(msgspec.Struct, kw_only=True):
     resumes: int
     slo: str
     tenant: str
+    batch: BatchLine | None
 
 
 class Unanswered(msgspec.Struct):
@@ -126,6 +127,7 @@ class Explaining:
             resumes=entry.resumes,
             slo=entry.key.slo,
             tenant=entry.tenant,
+            batch=entry.batch,
         )
 
     def last(self, tenant: str = "") -> list[Seen]:

@@ -60,12 +60,12 @@ class GatewayMetrics(Collector):
             yield from self._batched(self._batches())
 
     def _requests(self) -> Iterator[Metric]:
-        offered = _counter("requests_offered", "Requests taken in", _CLASS)
-        ended = _counter("requests", "Requests ended, by outcome", (*_CLASS, "outcome"))
-        met = _counter("requests_met", "Requests finished within all of their targets", _CLASS)
-        tokens = _counter("output_tokens", "Tokens sent to clients", _CLASS)
+        offered = counter("requests_offered", "Requests taken in", _CLASS)
+        ended = counter("requests", "Requests ended, by outcome", (*_CLASS, "outcome"))
+        met = counter("requests_met", "Requests finished within all of their targets", _CLASS)
+        tokens = counter("output_tokens", "Tokens sent to clients", _CLASS)
         about = "Met over all ended but the cancelled and rejected, since the start"
-        goodput = _gauge("goodput_ratio", about, _CLASS)
+        goodput = gauge("goodput_ratio", about, _CLASS)
         for key, account in list(self._accounts.classes.items()):
             counts = account.totals
             offered.add_metric(key, counts.offered)
@@ -92,31 +92,31 @@ class GatewayMetrics(Collector):
     def _moves(self) -> Iterator[Metric]:
         accounts = self._accounts
         about = "Requests given up unstarted by one instance for another"
-        moves = _counter("hand_offs", about, ("source", "target"))
+        moves = counter("hand_offs", about, ("source", "target"))
         for pair, count in accounts.moves.items():
             moves.add_metric(pair, count)
-        refused = _counter("refusals", "Errors of the gateway's own", ("status", "code"))
+        refused = counter("refusals", "Errors of the gateway's own", ("status", "code"))
         for (status, code), count in accounts.refused.items():
             refused.add_metric((str(status), code), count)
-        resumed = _counter("resumed", "Streams that went on at another instance", ())
+        resumed = counter("resumed", "Streams that went on at another instance", ())
         resumed.add_metric((), accounts.resumed)
-        retried = _counter("retried", "Requests sent again since their instance broke unheard", ())
+        retried = counter("retried", "Requests sent again since their instance broke unheard", ())
         retried.add_metric((), accounts.retried)
         about = "Requests of parted prefill and decode, by where prompts were computed"
-        prefills = _counter("prefills", about, ("result",))
+        prefills = counter("prefills", about, ("result",))
         for result in Prefill:
             prefills.add_metric((result,), accounts.prefills[result])
         yield from (moves, refused, resumed, retried, prefills)
 
     def _instances(self) -> Iterator[Metric]:
-        up = _gauge("instance_up", "1 if the instance is ready", _INSTANCE)
+        up = gauge("instance_up", "1 if the instance is ready", _INSTANCE)
         about = "1 for the condition the instance is in"
-        condition = _gauge("instance_condition", about, (*_INSTANCE, "condition"))
-        in_flight = _gauge("instance_in_flight", "Sequences of the requests there", _INSTANCE)
-        waiting = _gauge("instance_waiting", "Requests there without a token", _INSTANCE)
-        served = _counter("instance_served", "Requests it answered", _INSTANCE)
-        failures = _counter("instance_failures", "Times it was lost or answered garbage", _INSTANCE)
-        restarts = _counter("instance_restarts", "Times it was launched again", _INSTANCE)
+        condition = gauge("instance_condition", about, (*_INSTANCE, "condition"))
+        in_flight = gauge("instance_in_flight", "Sequences of the requests there", _INSTANCE)
+        waiting = gauge("instance_waiting", "Requests there without a token", _INSTANCE)
+        served = counter("instance_served", "Requests it answered", _INSTANCE)
+        failures = counter("instance_failures", "Times it was lost or answered garbage", _INSTANCE)
+        restarts = counter("instance_restarts", "Times it was launched again", _INSTANCE)
         for member in self._fleet.members:
             key = (member.name, member.pool)
             up.add_metric(key, member.condition is Condition.READY)
@@ -134,12 +134,12 @@ class GatewayMetrics(Collector):
         accounts, now_s = self._accounts, self._clock()
         slacks = [slack for slack in accounts.slacks(now_s) if slack is not None]
         in_time = accounts.in_time_so_far(now_s)
-        yield _single("live", "Requests that have not ended", len(accounts.live))
-        yield _single("waiting", "Sequences of the requests without their first token", self._waiting())
-        yield _single("in_time_so_far", "Live requests that have missed no target yet", in_time)
+        yield single("live", "Requests that have not ended", len(accounts.live))
+        yield single("waiting", "Sequences of the requests without their first token", self._waiting())
+        yield single("in_time_so_far", "Live requests that have missed no target yet", in_time)
         if slacks:
             about = "Least share of its TTFT target that a waiting one has left"
-            yield _single("slack_ratio_min", about, min(slacks))
+            yield single("slack_ratio_min", about, min(slacks))
 
     def _batched(self, counts: BatchCounts) -> Iterator[Metric]:
         told = {
@@ -155,13 +155,13 @@ class GatewayMetrics(Collector):
 
     def _limited(self) -> Iterator[Metric]:
         limits = self._limits
-        yield _single("connections", "Connections that clients have open", limits.connections)
+        yield single("connections", "Connections that clients have open", limits.connections)
         about = "Connections there may be: half of the files that the process may open"
-        yield _single("connections_max", about, limits.max_connections)
-        yield _single("held_bytes", "Bytes of requests that are held, bodies twice", limits.held_bytes)
-        yield _single("held_bytes_max", "Bytes of requests that may be held", limits.max_bytes)
+        yield single("connections_max", about, limits.max_connections)
+        yield single("held_bytes", "Bytes of requests that are held, bodies twice", limits.held_bytes)
+        yield single("held_bytes_max", "Bytes of requests that may be held", limits.max_bytes)
         about = "Connections and requests for which there was no room, by reason"
-        turned = _counter("turned_away", about, ("reason",))
+        turned = counter("turned_away", about, ("reason",))
         for reason in TurnedAway:
             turned.add_metric((reason,), limits.turned_away[reason])
         yield turned
@@ -178,13 +178,16 @@ def build_registry(*collectors: Collector) -> CollectorRegistry:
     return registry
 
 
-def _counter(name: str, about: str, labels: Sequence[str]) -> CounterMetricFamily:
+def counter(name: str, about: str, labels: Sequence[str]) -> CounterMetricFamily:
+    """A family of counters of the gateway's."""
     return CounterMetricFamily(f"{PREFIX}{name}", about, labels=labels)
 
 
-def _gauge(name: str, about: str, labels: Sequence[str]) -> GaugeMetricFamily:
+def gauge(name: str, about: str, labels: Sequence[str]) -> GaugeMetricFamily:
+    """A family of gauges of the gateway's."""
     return GaugeMetricFamily(f"{PREFIX}{name}", about, labels=labels)
 
 
-def _single(name: str, about: str, value: float) -> GaugeMetricFamily:
+def single(name: str, about: str, value: float) -> GaugeMetricFamily:
+    """A gauge of the gateway's without labels."""
     return GaugeMetricFamily(f"{PREFIX}{name}", about, value=value)

@@ -61,7 +61,15 @@ MESSAGES = Api(
 EXPLAIN_PATHS = ("/explain", "/v1/explain")
 """Where the gateway tells of single requests; a Headway server answers under the second too."""
 
+FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
+"""OpenAI's Files and Batch API, which the gateway serves itself."""
+
 APIS = {api.path: api for api in (COMPLETIONS, CHAT, RESPONSES, MESSAGES)}
+
+
+def is_of_batches(path: str) -> bool:
+    """Whether a path is one of the Files and Batch API."""
+    return any(path == each or path.startswith(f"{each}/") for each in (FILES_PATH, BATCHES_PATH))
 
 
 _KEPT_IN_PATHS = "/:@!$&'()*+,;=~"

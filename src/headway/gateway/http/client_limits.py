@@ -67,7 +67,8 @@ class ClientConnection(Protocol):
 class HeldRequest:
     """Bytes that one request makes the gateway hold, and how many of them are `counted`.
 
-    `tenant` is its key's; None before its key has been checked.
+    `tenant` is its key's; None before its key has been checked. `streamed`: its body goes to the disk as it comes, so
+    that no more of it is held than what was counted before that was known.
     """
 
     connection: ClientConnection
@@ -75,6 +76,7 @@ class HeldRequest:
     counted: int = 0
     tenant: str | None = None
     released: bool = False
+    streamed: bool = False
 
 
 class ClientLimits:
@@ -160,7 +162,7 @@ class ClientLimits:
     def hold(self, request: HeldRequest) -> None:
         """Count a request that has grown. Raises GatewayError (429) where that is too much."""
         more = request.size - request.counted
-        if request.released or more <= 0:
+        if request.released or request.streamed or more <= 0:
             return
         if request.tenant is None:
             request.counted = request.size

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headway.core.hints import MAX_TENANT_CHARACTERS
 from headway.errors import ConfigError
-from headway.gateway.http.api import APIS, EXPLAIN_PATHS, response_of_path
+from headway.gateway.http.api import APIS, EXPLAIN_PATHS, is_of_batches, response_of_path
 from headway.gateway.http.refusal import GatewayError
 
 ENVIRONMENT = "HEADWAY_API_KEYS"
@@ -110,6 +110,7 @@ def check_key(path: str, key_tenant: str) -> None:
         or path in APIS
         or path in _WITHOUT_TOKENS
         or explained
+        or is_of_batches(path)
         or response_of_path(path) is not None
     ):
         return
@@ -117,5 +118,6 @@ def check_key(path: str, key_tenant: str) -> None:
         403,
         "tenants_key",
         f"the key is a tenant's, and {path[:80]!r} concerns all tenants, or counts for none; accepted: "
-        f"{', '.join(sorted(APIS))}, /explain, what is asked about texts, or a key without a tenant",
+        f"{', '.join(sorted(APIS))}, /v1/files, /v1/batches, /explain, what is "
+        f"asked about texts, or a key without a tenant",
     )

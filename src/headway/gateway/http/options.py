@@ -44,6 +44,7 @@ class GatewayOptions:
     - `resume`: streams whose instance breaks go on at another.
     - `drain_s`: how long running requests have when the gateway stops.
     - `cors` None: no page of another origin may read an answer.
+    - `batch_dir`: where files and batches are kept; without it there are none.
     """
 
     slo: Slo = NO_TARGETS
@@ -120,6 +121,28 @@ class GatewayOptions:
             Shown(flag="--sse-keep-alive"),
         ),
     ] = None
+    batch_dir: Annotated[
+        Path | None,
+        Setting("Serve OpenAI's Files and Batch API, and keep files and batches here.", "FOLDER"),
+    ] = None
+    max_file_mib: Annotated[
+        int, Setting("Size of an uploaded file; more: 413.", "N", COUNT, Shown(default=False))
+    ] = 200
+    max_files_mib: Annotated[
+        int,
+        Setting(
+            "Files of each tenant together, answers too (default: 4,096 MiB); more: 413.",
+            "N",
+            COUNT,
+            Shown(default=False),
+        ),
+    ] = 4096
+    max_batches: Annotated[
+        int, Setting("Batches of each tenant that have not ended; more: 429.", "N", COUNT)
+    ] = 100
+    max_batch_in_flight: Annotated[
+        int, Setting("Sequences of batches at each instance at a time, at most.", "N", COUNT)
+    ] = 256
     max_moves: Annotated[int, Setting(bounds=NOT_NEGATIVE, shown=Shown(option=False))] = 3
     max_tries: Annotated[int, Setting(bounds=COUNT, shown=Shown(option=False))] = 3
 

@@ -89,6 +89,11 @@ class AdmissionQueue:
         self._door: list[tuple[int, int, asyncio.Future[None], QueuedRequest]] = []
         self._turn = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether requests wait for a place."""
+        return bool(self._door)
+
     async def enter(
         self, tenant: str, priority: int, interrupt: Interrupt, sequences: int = 1
     ) -> QueuedRequest:

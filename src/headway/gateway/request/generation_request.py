@@ -23,6 +23,7 @@ from headway.core.hints import (
 )
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import HintError
+from headway.gateway.book.accounts import BatchLine
 from headway.gateway.http.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
 from headway.gateway.http.refusal import GatewayError, bad_request
 from headway.routing.cache_aware import BYTES_PER_TOKEN, prompt_blocks
@@ -123,7 +124,8 @@ class GenerationRequest:
     a sequence of the engine. `prompt_tokens` is a guess unless the prompt came as token ids. `path` is the path with
     its query. `previous_id` names the response that it goes on from. `tenant` is a label; `share` is the tenant that
     limits and schedulers know, empty where clients name themselves and none is believed. `wants_ids` and `wants_usage`:
-    whether the client itself asked for token ids, and for a last event with the token counts.
+    whether the client itself asked for token ids, and for a last event with the token counts. `batch` is None for what
+    a client itself waits for.
     """
 
     path: str
@@ -144,6 +146,7 @@ class GenerationRequest:
     wants_ids: bool
     wants_usage: bool
     xargs: dict[str, Any]
+    batch: BatchLine | None = None
 
     @property
     def context_tokens(self) -> int:

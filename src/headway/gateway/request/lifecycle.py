@@ -60,7 +60,7 @@ async def serve(
     arrival_s: float,
 ) -> None:
     """Answer one request, whatever happens. Its one end is in the accounts afterwards, and in the log."""
-    entry = serving.accounts.offer(request.request_id, request.slo, request.tenant, arrival_s)
+    entry = serving.accounts.offer(request.request_id, request.slo, request.tenant, arrival_s, request.batch)
     job = serving.job(request, arrival_s)
     lifecycle = RequestLifecycle(serving, request, client, headers, interrupt, entry, job)
     outcome, reason = Outcome.FAILED, "the gateway broke off"

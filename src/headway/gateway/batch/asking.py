@@ -1,0 +1,109 @@
+"""Asks one request of a batch on the path that every client's request takes, and keeps the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from starlette.types import Message
+
+from headway.core.hints import TBT, TTFT
+from headway.core.slo import Slo
+from headway.gateway.book.accounts import BatchLine
+from headway.gateway.http.asgi_client import Client, Headers
+from headway.gateway.http.client_limits import COPIES, ClientLimits, HeldRequest
+from headway.gateway.http.refusal import GatewayError
+from headway.gateway.request.body_reader import BodyReader
+from headway.gateway.request.generation_request import GenerationRequest
+from headway.gateway.request.interrupt import Interrupt
+from headway.gateway.request.lifecycle import serve
+from headway.gateway.request.serving import Serving
+
+_HEADERS: Headers = [(b"content-type", b"application/json")]
+_LATER = (429, 503)
+_FAULTS = (0, 408, 500, 502, 504)
+
+
+class Reply(NamedTuple):
+    """The answer to a request; with status 0 there is none. `request_id` is the name that it was served under."""
+
+    status: int
+    body: bytes
+    request_id: str
+
+    @property
+    def is_for_later(self) -> bool:
+        """Whether there was no room for the request, so that it is to be asked again."""
+        return self.status in _LATER
+
+    @property
+    def is_fault(self) -> bool:
+        """Whether what serves failed, so that the request may be asked again a few times."""
+        return self.status in _FAULTS
+
+
+@dataclass(slots=True)
+class _KeptAnswer:
+    """An ASGI `send` that keeps what is sent."""
+
+    parts: list[bytes] = field(default_factory=list)
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            self.parts.append(message.get("body", b""))
+
+
+class _NoConnection:
+    """What a held request has in place of a client's connection."""
+
+    def turn_away(self, refusal: GatewayError) -> None:
+        """Nothing is there to be ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Asks requests of batches. They have a deadline and no other target, and go before no other by priority."""
+
+    serving: Serving
+    bodies: BodyReader
+    limits: ClientLimits
+
+    async def read(self, path: str, body: bytes, tenant: str, request_id: str) -> GenerationRequest:
+        """A request, as `read_request` reads a client's. Raises GatewayError, also for another tenant's response."""
+        request = await self.bodies.read(
+            path,
+            _HEADERS,
+            body,
+            request_id=request_id,
+            key_tenant=tenant,
+            names_tenants=self.serving.options.names_tenants,
+        )
+        if request.previous_id is not None:
+            self.serving.stored.check(request.previous_id, tenant)
+        return request
+
+    async def ask(
+        self, request: GenerationRequest, line: BatchLine, deadline_s: float, interrupt: Interrupt
+    ) -> Reply:
+        """The answer to a request, whatever becomes of it."""
+        own_s = request.slo.deadline_s
+        request.batch = line
+        request.slo = Slo(deadline_s=deadline_s if own_s is None else min(own_s, deadline_s))
+        request.xargs = {name: said for name, said in request.xargs.items() if name not in (TTFT, TBT)}
+        request.priority = None if request.priority is None else max(0, request.priority)
+        answer = _KeptAnswer()
+        client = Client(answer.send)
+        await serve(self.serving, request, client, _HEADERS, interrupt, self.serving.clock())
+        return Reply(client.status, b"".join(answer.parts), request.request_id)
+
+    @contextmanager
+    def holding(self, body: bytes, tenant: str) -> Iterator[None]:
+        """Count a body among the bytes that are held. Raises GatewayError (429) where that is too much."""
+        held = HeldRequest(_NoConnection(), COPIES * len(body), tenant=tenant)
+        try:
+            self.limits.hold(held)
+            yield
+        finally:
+            self.limits.release(held)

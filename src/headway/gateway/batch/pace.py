@@ -1,0 +1,181 @@
+"""How many requests of batches are with the instances at a time, and whether a window can be kept. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import ceil
+from typing import NamedTuple
+
+FIRST_OF_AN_INSTANCE = 4
+BLIND_OF_AN_INSTANCE = 8
+"""The most where no instance tells how many wait in its engine."""
+LOOK_S = 1.0
+_GROWTH, _BACK_OFF = 0.25, 0.5
+_MISSED_SHARE = 0.01
+"""Of the interactive requests with targets that ended lately: where more missed them, batches make way."""
+_MISSES_KEPT = 0.8
+"""What is left of a look's ends in the next: some five seconds count."""
+_SETTLES_S = 5.0
+"""What was taken back shows in the targets of others after so long."""
+_WAITING_SHARE = 1 / 16
+"""Of the requests that run: so many may wait in the engines, so that a seat that comes free is taken at once."""
+_RECENT_S = 600.0
+_MOST_MARKS = 600
+CALM_SHARE = 0.5
+"""As long as the work left takes less than this share of the time left, a batch takes what others leave and no more."""
+
+
+class Load(NamedTuple):
+    """What is seen of the instances and of interactive requests since the last look.
+
+    `running` and `waiting` are of all requests in the engines, None where no instance tells. `judged` interactive
+    requests with targets ended, `missed` of them missed one. `in_flight` are the batches' own, `needed` is how many of
+    these keep every window at least.
+    """
+
+    instances: int
+    in_flight: int
+    judged: int
+    missed: int
+    needed: int = 0
+    running: int | None = None
+    waiting: int | None = None
+
+
+class Pace:
+    """The number of batch requests that may be in flight: `allowed`.
+
+    `allowed` grows by a quarter a second while all of it is in flight and hardly a request waits in the engines, and
+    shrinks by what waits there beyond that. Where interactive requests miss targets it is halved, and again every five
+    seconds until they do not. Windows that are about to close set a floor (`Load.needed`); else the floor is one for
+    each instance. Additive increase and multiplicative decrease, as TCP has it. O(1).
+    """
+
+    def __init__(self, most_of_an_instance: int) -> None:
+        self.allowed = 0
+        self.missed_share = 0.0
+        self._most = most_of_an_instance
+        self._judged = self._missed = 0.0
+        self._settled_s = float("-inf")
+
+    def look(self, load: Load, now_s: float) -> int:
+        """Take what was seen, once in LOOK_S; returns `allowed`."""
+        self._judged = self._judged * _MISSES_KEPT + load.judged
+        self._missed = self._missed * _MISSES_KEPT + load.missed
+        self.missed_share = self._missed / self._judged if self._judged else 0.0
+        blind = load.waiting is None
+        most = load.instances * (min(self._most, BLIND_OF_AN_INSTANCE) if blind else self._most)
+        wanted = self._wanted(load, now_s)
+        self.allowed = min(most, max(load.instances, load.needed, wanted))
+        return self.allowed
+
+    def _wanted(self, load: Load, now_s: float) -> int:
+        if not self.allowed:
+            return FIRST_OF_AN_INSTANCE * load.instances
+        if now_s < self._settled_s:
+            return self.allowed
+        if self.missed_share > _MISSED_SHARE and load.missed:
+            self._settled_s = now_s + _SETTLES_S
+            return int(min(self.allowed, load.in_flight) * _BACK_OFF)
+        too_many = (load.waiting or 0) - max(load.instances, ceil((load.running or 0) * _WAITING_SHARE))
+        if too_many > 0:
+            return min(self.allowed, max(load.in_flight, 1)) - too_many
+        if load.in_flight < self.allowed:
+            return self.allowed
+        return self.allowed + max(1, int(self.allowed * _GROWTH))
+
+
+class Forecast(NamedTuple):
+    """What becomes of a batch at the rate of the last ten minutes: when it ends, in seconds from now, and how late."""
+
+    requests_per_s: float
+    needed_per_s: float
+    ends_in_s: float
+    unfinished: int
+
+    @property
+    def in_time(self) -> bool:
+        """Whether its window can be kept."""
+        return not self.unfinished
+
+
+@dataclass(slots=True)
+class Progress:
+    """Answers to batch requests by time, for forecasts; and how long a request takes with an instance.
+
+    Times in which nothing was asked count as little as the gateway's own absence: `run_s` is the time in which there
+    was work. O(1) a call, amortised.
+    """
+
+    service_s: float = 0.0
+    run_s: float = 0.0
+    _answered: int = 0
+    _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque([(0.0, 0)]))
+
+    def worked(self, seconds: float) -> None:
+        """Batches had work for so long."""
+        self.run_s += seconds
+        if self.run_s - self._marks[-1][0] >= _RECENT_S / _MOST_MARKS:
+            self._marks.append((self.run_s, self._answered))
+        while self._marks[0][0] < self.run_s - _RECENT_S:
+            self._marks.popleft()
+
+    def answered(self, took_s: float) -> None:
+        """A request has its answer."""
+        self._answered += 1
+        self.service_s += (took_s - self.service_s) * (0.1 if self.service_s else 1.0)
+
+    @property
+    def requests_per_s(self) -> float | None:
+        """Answers a second of late; None until ten requests or a minute tell anything."""
+        since_s, before = self._marks[0]
+        seconds, answers = self.run_s - since_s, self._answered - before
+        known = seconds > 0 and (answers >= 10 or (answers and seconds >= 60.0))
+        return answers / seconds if known else None
+
+    def forecasts(self, batches: Iterable[tuple[int, float]]) -> list[Forecast | None]:
+        """Of batches, by (requests left, seconds left), the one that closes first served first. O(n log n)."""
+        rate = self.requests_per_s
+        asked = list(batches)
+        found: list[Forecast | None] = [None] * len(asked)
+        if rate is None:
+            return found
+        before = 0
+        for index in sorted(range(len(asked)), key=lambda index: asked[index][1]):
+            left, left_s = asked[index]
+            before += left
+            unfinished = min(left, max(0, ceil(before - rate * left_s)))
+            needed = before / left_s if left_s > 0 else float(before)
+            found[index] = Forecast(rate, needed, before / rate, unfinished)
+        return found
+
+    def needed(self, batches: Iterable[tuple[int, float]]) -> int:
+        """Requests in flight that keep each window, at what one takes of late; 0 while there is time enough.
+
+        Little's law: the rate that a window needs, times how long a request takes.
+        """
+        rate = self.requests_per_s
+        if rate is None:
+            return 0
+        before, most = 0, 0.0
+        for left, left_s in sorted(batches, key=lambda each: each[1]):
+            before += left
+            if before > CALM_SHARE * rate * max(left_s, 0.0):
+                most = max(most, before / max(left_s, 1.0) * self.service_s)
+        return ceil(most)
+
+
+def deadline_s(left: int, left_s: float, in_flight: int, requests_per_s: float | None) -> float:
+    """How long a request may take: to the window's end, or as the window closes its share of what is left.
+
+    `left` requests have `left_s` seconds, so many of them in flight at a time. While what is left takes less than
+    CALM_SHARE of the time, all of it; where it takes all of the time, the time in which this many have to be done.
+    """
+    if requests_per_s is None or left <= in_flight or left_s <= 0:
+        return max(left_s, 1.0)
+    share = left / requests_per_s / left_s
+    hurry = min(1.0, max(0.0, (share - CALM_SHARE) / (1 - CALM_SHARE)))
+    paced_s = left_s * max(1, in_flight) / left
+    return max(left_s + hurry * (paced_s - left_s), 1.0)
