@@ -113,6 +113,26 @@ def test_work_with_a_far_deadline_makes_way_and_is_in_time_all_the_same() -> Non
     assert kept(records, "chat") == kept(records, "batch") == 1.0
 
 
+@pytest.mark.parametrize("slo", [CHAT, NO_TARGETS])
+def test_a_batch_gives_its_seats_to_whatever_a_client_waits_for(slo: Slo) -> None:
+    # As its deadline can be met, the batch came before all chats without targets: their first tokens took 40 s.
+    batch = stream(
+        "batch", 200, since_s=0.0, every_s=0.01, tokens=(500, 400), slo=Slo(deadline_s=24 * 3600.0)
+    )
+    chats = stream("chat", 60, since_s=2.0, every_s=0.125, tokens=(600, 150), slo=slo)
+    records = served(batch, chats, seats=16)
+    begun_s = [
+        record.first_token_s - record.arrival_s
+        for record in records
+        if record.id.startswith("chat") and record.first_token_s is not None
+    ]
+    assert len(begun_s) == len(chats)
+    assert max(begun_s) < 1.0
+    assert kept(records, "batch") == 1.0
+    # None makes way for another of its kind: they took turns, each computed again.
+    assert sum(record.recomputed_tokens for record in records) < 10_000
+
+
 def test_a_prompt_that_has_waited_too_long_holds_nobody_up_until_memory_drains() -> None:
     # 4,200 blocks; at 30 s the answers hold more than is left beside the prompt's 3,125, which is overdue at 90 s.
     long = [

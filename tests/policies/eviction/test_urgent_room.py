@@ -48,7 +48,7 @@ def test_as_many_leave_as_it_lacks_and_no_more() -> None:
     assert (made.preempt, ids(made.run), made.admit) == ({late: Fate.SWAP}, ["early"], ())
     assert made.room_for is URGENT
     # It lacks 6 where there are none: both leave.
-    view, order = world(early, late, newcomer=make_job("urgent", prompt=24, slo=Slo(ttft_s=900.0)))
+    view, order = world(early, late, newcomer=make_job("urgent", prompt=24, slo=Slo(ttft_s=500.0)))
     assert set(room(view, order).preempt) == {early, late}
 
 
@@ -121,7 +121,7 @@ def test_one_with_a_deadline_alone_can_spare_its_place_for_three_seconds(
 def test_for_one_with_a_deadline_alone_nobody_with_a_target_gives_up_blocks() -> None:
     # Two have a target, one of which is late already. For a seat the late one leaves: nothing is computed again.
     newcomer = make_job("batch", prompt=16, arrival_s=NOW_S, slo=Slo(deadline_s=90.0))
-    patient = decoding("patient", prompt=20, output=1, limit=2, slo=Slo(deadline_s=900.0))
+    patient = decoding("patient", prompt=20, output=1, limit=2, slo=Slo(deadline_s=500.0))
     late = decoding("late", prompt=20, output=1, limit=2, slo=Slo(deadline_s=9.0))
     assert not room(*world(patient, late, newcomer=newcomer, free=1)).preempt
     assert room(*world(patient, late, newcomer=newcomer, free=4, seats=2)).preempt == {late: Fate.SWAP}
@@ -182,3 +182,18 @@ def test_cheapest_makes_it_the_cheaper_way_if_it_is_to(
     plan = StepPlan(run=[other], token_budget=1)
     made = Cheapest(Prices(token_s=token_s), urgent=urgent).evict(view, plan, order)
     assert made.preempt == ({other: fate} if fate else {})
+
+
+HOURS = Slo(deadline_s=4 * 3600.0)
+
+
+def test_what_can_wait_leaves_for_any_newcomer_but_one_of_its_kind() -> None:
+    batch = decoding("batch", prompt=20, output=1, limit=2, slo=HOURS)
+    without = make_job("without", prompt=16, arrival_s=NOW_S)
+    for newcomer in (URGENT, without):
+        assert set(room(*world(batch, newcomer=newcomer, free=1)).preempt) == {batch}
+    # A resident without a target stays where the newcomer has none either.
+    assert not room(*world(resident("a", 5), newcomer=without, free=1)).preempt
+    another = make_job("another", prompt=16, arrival_s=NOW_S, slo=Slo(deadline_s=2 * 3600.0))
+    for resident_job in (batch, resident("a", 5)):
+        assert not room(*world(resident_job, newcomer=another, free=1)).preempt

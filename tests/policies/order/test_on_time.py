@@ -101,6 +101,34 @@ def test_a_job_ahead_of_its_tokens_ranks_by_how_long_it_could_pause() -> None:
     assert ids(order.rank([slow, fast], 0.0)) == ["fast", "slow"]
 
 
+HOURS = Slo(deadline_s=4 * 3600.0)
+
+
+def test_what_can_wait_comes_after_all_others() -> None:
+    # Batches of hours come last, by latest start, though they have a target that can be met and c has none.
+    long, short = make_job("long", prompt=20, slo=HOURS), make_job("short", prompt=2, slo=HOURS)
+    none, soon = make_job("none", prompt=9), due("soon", 60.0, 5)
+    order = on_time(long, short, none, soon, patience_s=1e9)
+    for count in range(1, 5):
+        assert ids(order.top(count, 0.0)) == ["soon", "none", "long", "short"][:count]
+    assert ids(order.rank([short, long, soon, none], 0.0)) == ["soon", "none", "long", "short"]
+    # Ten minutes before they have to start they are work with a deadline as any other.
+    late_s = HOURS.deadline_s - 500.0  # type: ignore[operator]
+    assert (
+        ids(order.top(4, late_s))[:2] == ids(order.rank([short, long, none], late_s))[:2] == ["long", "short"]
+    )
+
+
+def test_what_can_wait_comes_last_where_step_times_are_distrusted_too() -> None:
+    batch, none, runs = make_job("batch", prompt=2, slo=HOURS), make_job("none", prompt=9), decoding("x")
+    order = on_time(batch, none, runs, patience_s=1e9)
+    order.remove(runs)
+    for step in range(80):
+        run(order, runs, at_s=3.0 * step)  # predicted: a second
+    assert not order.trusts_step_times
+    assert ids(order.top(2, 240.0)) == ids(order.rank([batch, none], 240.0)) == ["none", "batch"]
+
+
 def test_one_that_keeps_its_pace_stays_in_time_from_one_estimate_to_the_next() -> None:
     # A hundred tokens, the last due at 99 x 1.1 s; 61 of a second each are to come. Its work is estimated anew at 55.
     job = decoding(output=39, limit=999, first_token_s=0.0, slo=Slo(tbt_s=1.1), predicted_length=exactly(100))

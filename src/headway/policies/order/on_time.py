@@ -1,4 +1,4 @@
-"""As many jobs on time as can be, then the others by predicted work."""
+"""As many jobs on time as can be, then the others by predicted work, then those that can wait."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ _RULE = TrustRule()
 
 
 class OnTime:
-    """Two classes: jobs that can still meet their targets, as many as can, then all others by `least-work`.
+    """Jobs that can still meet their targets, as many as can, then all others by `least-work`, then what can wait.
 
     On-time jobs come by the time they are due, jobs that have begun above all. A job between tokens may wait as long as
     it can catch up by its expected end. A tenant that has had more service than another comes as much later among
@@ -83,13 +83,17 @@ class OnTime:
     computed prompts one after another for half of its time. With `prefixes`, what the prefix cache holds of a waiting
     prompt is neither work nor time to its first token.
 
+    A job whose latest start is over CAN_WAIT_S away comes after all of these, by latest start: it is in time whatever
+    happens to it now, and runs in what the others leave.
+
     No job waits for ever. `tail` bounds for how long jobs without a target give way to shorter ones (`least-work`). Of
     the jobs that are left out of steps and not in time, the oldest rank before all others once they are `patience_s`
     old, for `overdue_share(tail)` of the engine (`Overdue`, which has the bound). That holds without targets, and while
     step times are distrusted: then no job is taken to be in time, since no latest start means anything.
 
     Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking while there
-    are such jobs, and the prediction of two steps' times in every four (`ComparedSteps`).
+    are such jobs, O(n) a ranking while n jobs can wait, and the prediction of two steps' times in every four
+    (`ComparedSteps`).
     """
 
     def __init__(
@@ -202,9 +206,13 @@ class OnTime:
         if self._goes_by_targets:
             first += [job for job in self._waiting_worth_serving(now_s) if job not in overdue]
         if len(first) < k:
-            named = set(first)
-            rest = self._rest.top(k + len(named), now_s)
+            times, named = self._times, set(first)
+            can_wait = times.num_waiting_that_can(now_s)
+            rest = self._rest.top(k + len(named) + can_wait, now_s)
+            if can_wait:
+                named.update(times.waiting_that_can(can_wait, now_s))
             first += [job for job in rest if job not in named]
+            first += times.waiting_that_can(max(0, k - len(first)), now_s)
         return first[:k]
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
@@ -212,13 +220,17 @@ class OnTime:
         self._ask_of(jobs)
         overdue = self.overdue(now_s)
         first = [job for job in overdue if job in jobs]
+        last = self._times.that_can_wait(jobs, now_s)
         if self._goes_by_targets:
             in_time = self._times.in_time(jobs, now_s)
+            if last:
+                in_time = [job for job in in_time if job not in last]
             first += [job for job in self._worth_serving(in_time, now_s) if job not in overdue]
-        if not first:
+        if not first and not last:
             return self._rest.ranked(jobs)
-        named = set(first)
-        return [*first, *self._rest.ranked([job for job in jobs if job not in named])]
+        named = {*first, *last}
+        rest = self._rest.ranked([job for job in jobs if job not in named])
+        return [*first, *rest, *(job for job in last if job not in overdue)]
 
     def latest_start_s(self, job: Job) -> float:
         """Until when a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import islice
 from math import inf
+from operator import itemgetter
 from typing import NamedTuple
 
 from headway.core.cost import CostModel, UnknownCost
@@ -14,6 +15,8 @@ from headway.core.plan import StepOutcome
 from headway.policies.order.remaining_work import ASSUMED_STEP_S, RemainingWork
 from headway.policies.order.sorted_index import Key, SortedIndex
 
+CAN_WAIT_S = 600.0
+"""A job whose latest start is further away waits behind all others: a request of a batch, whose window is hours."""
 TOO_LATE = -inf
 NO_TARGET = inf
 _NEWEST_SHARE = 0.1
@@ -292,6 +295,22 @@ class Timetable:
             and now_s <= last_s + (job.num_output_tokens - tokens_then[job]) * token_s
         ]
 
+    def that_can_wait(self, jobs: Iterable[Job], now_s: float) -> dict[Job, float]:
+        """The jobs that may be left alone for CAN_WAIT_S, by latest start as last taken. O(jobs) without targets."""
+        if not self._latest_s:
+            return {}
+        latest_s, from_s = self._latest_s.get, now_s + CAN_WAIT_S
+        found = [(start_s, job.id, job) for job in jobs if from_s <= (start_s := latest_s(job, inf)) < inf]
+        return {job: start_s for start_s, _, job in sorted(found, key=itemgetter(0, 1))}
+
     def waiting_in_time(self, most: int, now_s: float) -> list[Job]:
-        """The first by latest start of those that wait and can be in time, at most so many."""
-        return self._queue.between((now_s,), (inf,), most)
+        """The first by latest start of those that wait, can be in time and cannot wait long, at most so many."""
+        return self._queue.between((now_s,), (now_s + CAN_WAIT_S,), most)
+
+    def num_waiting_that_can(self, now_s: float) -> int:
+        """How many wait and can: their latest start is CAN_WAIT_S away. O(log n)."""
+        return self._queue.position((inf,)) - self._queue.position((now_s + CAN_WAIT_S,)) if self else 0
+
+    def waiting_that_can(self, most: int, now_s: float) -> list[Job]:
+        """The first by latest start of those that wait and can, at most so many."""
+        return self._queue.between((now_s + CAN_WAIT_S,), (inf,), most)
