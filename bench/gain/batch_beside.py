@@ -1,0 +1,340 @@
+"""A batch beside interactive requests on the real engine: `python bench/gain/batch_beside.py --out DIR --json`.
+
+One instance of the demo model behind `headway serve` with `--batch-dir`, under `--policy` (default `headway`).
+Interactive requests come in waves, 0.2 to 0.9 of capacity and back within `--wave` seconds, with two targets (first
+token 1 s, between tokens 0.15 s). Capacity is what the instance gets through of these requests when all are there.
+Three runs of `--seconds`, the same stream each time:
+
+alone      the interactive requests
+batch      an endless batch alone: what the engine does offline
+beside     both; with `--kill` the gateway is killed half-way (SIGKILL) and started again
+
+`headline`: batch tokens a second beside over (offline tokens a second times the idle share, 1 less the mean of the
+waves), interactive goodput beside less alone, p99 TTFT beside over alone. `answers`: lines that were answered, and how
+many `custom_id`s more than once or never (0 is right). Interactive requests that the kill broke have failed.
+`--quick`: 20 s a run. About 6 minutes by default; nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
+
+import aiohttp
+import msgspec
+from headway_reproduce.ascendra.real_servers import start_instances
+from headway_reproduce.ascendra.real_systems import RealService
+
+from bench.command import command_line, out_option, say
+from headway.core.record import Outcome, Record
+from headway.core.slo import NO_TARGETS, Slo
+from headway.engine.machine import machine_name, vllm_version
+from headway.errors import SimulationError
+from headway.http_client import NO_ANSWER
+from headway.lab.server import START_TIMEOUT_S, free_port, headway_command
+from headway.loadgen import ReplayOptions, replay
+from headway.results import summarize
+from headway.traces import TraceRequest, at_once
+
+LOW, HIGH = 0.2, 0.9
+SECONDS, QUICK_S, WAVES = 80.0, 20.0, 2
+PROMPT_TOKENS, ANSWER_TOKENS = (32, 256), (16, 96)
+BATCH_PROMPT_TOKENS, BATCH_ANSWER_TOKENS, BATCH_LINES = 192, 64, 20_000
+TARGETS = Slo(ttft_s=1.0, tbt_s=0.15)
+CAPACITY_REQUESTS = 200
+FLAGS = ("--max-num-seqs", "16", "--max-num-batched-tokens", "1024", "--enforce-eager")
+ENDPOINT = "/v1/completions"
+READY_S, SETTLE_S = 120.0, 120.0
+FINAL = ("completed", "cancelled", "expired", "failed")
+
+
+def request(number: int, arrival_s: float, rng: Random, slo: Slo) -> TraceRequest:
+    """An interactive request."""
+    return TraceRequest(
+        id=f"i{number}",
+        arrival_s=arrival_s,
+        input_tokens=rng.randint(*PROMPT_TOKENS),
+        output_tokens=rng.randint(*ANSWER_TOKENS),
+        slo=slo,
+    )
+
+
+def waves(rps: float, seconds: float, seed: int) -> list[TraceRequest]:
+    """Requests whose rate goes from LOW to HIGH times `rps` and back, WAVES times (thinned Poisson arrivals)."""
+    rng, at_s, made = Random(seed), 0.0, list[TraceRequest]()
+    while (at_s := at_s + rng.expovariate(HIGH * rps)) < seconds:
+        height = LOW + (HIGH - LOW) * (1 - math.cos(2 * math.pi * WAVES * at_s / seconds)) / 2
+        if rng.random() < height / HIGH:
+            made.append(request(len(made), at_s, rng, TARGETS))
+    return made
+
+
+def batch_file(seed: int) -> bytes:
+    """The lines of a batch that does not end within a run."""
+    rng = Random(f"batch {seed}")
+    lines = (
+        {
+            "custom_id": f"b{number}",
+            "method": "POST",
+            "url": ENDPOINT,
+            "body": {
+                "prompt": [rng.randint(256, 999) for _ in range(BATCH_PROMPT_TOKENS)],
+                "max_tokens": BATCH_ANSWER_TOKENS,
+                "ignore_eos": True,
+            },
+        }
+        for number in range(BATCH_LINES)
+    )
+    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+
+
+# ---- the gateway -----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Site:
+    """A gateway over one instance, which can be killed and started again."""
+
+    instance: str
+    folder: Path
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients ask."""
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self) -> None:
+        """Start the gateway, and return once it takes requests. Raises SimulationError if it does not."""
+        words = ("serve", "--join", self.instance, "--port", str(self.port))
+        with (self.folder / "gateway.log").open("ab") as log:
+            command = headway_command(*words, "--batch-dir", str(self.folder / "batches"))
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+        until_s = time.monotonic() + READY_S
+        async with aiohttp.ClientSession() as session:
+            while time.monotonic() < until_s:
+                try:
+                    async with session.get(f"{self.url}/ready") as answer:
+                        if answer.status == 200:
+                            return
+                except NO_ANSWER:
+                    pass
+                await asyncio.sleep(0.05)
+        raise SimulationError(f"the gateway is not ready within {READY_S:g} s; see {self.folder}/gateway.log")
+
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """End the gateway by this signal."""
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait()
+
+
+@contextmanager
+def instance(policy: str, out: Path) -> Iterator[str]:
+    """The URL of an instance that is ready."""
+    with ExitStack() as stack:
+        [server] = start_instances(stack, "instance", RealService({"": policy}), 1, out, FLAGS).values()
+        server.wait_ready(START_TIMEOUT_S)
+        yield server.url
+
+
+@asynccontextmanager
+async def gateway(instance_url: str, out: Path) -> AsyncIterator[Site]:
+    """A running gateway."""
+    site = Site(instance_url, out)
+    await site.start()
+    try:
+        yield site
+    finally:
+        site.end()
+
+
+# ---- batches ---------------------------------------------------------------------------------------------
+
+
+async def begin_batch(url: str, seed: int) -> str:
+    """The id of a batch that has begun to be served."""
+    form = aiohttp.FormData()
+    form.add_field("purpose", "batch")
+    form.add_field("file", batch_file(seed), filename="in.jsonl")
+    async with aiohttp.ClientSession(url) as session:
+        async with session.post("/v1/files", data=form) as answer:
+            file = await answer.json()
+        asked = {"input_file_id": file["id"], "endpoint": ENDPOINT, "completion_window": "24h"}
+        async with session.post("/v1/batches", json=asked) as answer:
+            batch_id: str = (await answer.json())["id"]
+    while (await batch(url, batch_id))["status"] == "validating":
+        await asyncio.sleep(0.1)
+    return batch_id
+
+
+async def batch(url: str, batch_id: str) -> dict[str, Any]:
+    """A batch as the gateway shows it."""
+    async with aiohttp.ClientSession(url) as session, session.get(f"/v1/batches/{batch_id}") as answer:
+        found: dict[str, Any] = await answer.json()
+        return found
+
+
+async def end_batch(url: str, batch_id: str) -> dict[str, Any]:
+    """Cancel a batch; how its lines were answered: each `custom_id` has to be there once."""
+    async with aiohttp.ClientSession(url) as session:
+        async with session.post(f"/v1/batches/{batch_id}/cancel"):
+            pass
+        until_s = time.monotonic() + SETTLE_S
+        while (found := await batch(url, batch_id))["status"] not in FINAL and time.monotonic() < until_s:
+            await asyncio.sleep(0.2)
+        named: Counter[str] = Counter()
+        for file_id in (found["output_file_id"], found["error_file_id"]):
+            if file_id is not None:
+                async with session.get(f"/v1/files/{file_id}/content") as answer:
+                    named.update(json.loads(line)["custom_id"] for line in (await answer.read()).splitlines())
+    return {
+        "status": found["status"],
+        "lines": len(named),
+        "completed": found["request_counts"]["completed"],
+        "more_than_once": sum(count > 1 for count in named.values()),
+        "missing": BATCH_LINES - len(named),
+    }
+
+
+async def output_tokens(url: str, batch_id: str) -> int:
+    """Tokens of a batch's answers that are kept."""
+    tokens: int = (await batch(url, batch_id))["usage"]["output_tokens"]
+    return tokens
+
+
+# ---- runs ------------------------------------------------------------------------------------------------
+
+
+async def send(url: str, requests: Sequence[TraceRequest], seed: int) -> list[Record]:
+    """What becomes of interactive requests; those that a killed gateway broke have failed."""
+    found = (await replay(requests, ReplayOptions(url=url, seed=seed))).records
+    broken = sum(each.outcome is Outcome.FAILED for each in found)
+    if broken:
+        say(f"{broken} requests failed")
+    return found
+
+
+async def beside(
+    site: Site, requests: Sequence[TraceRequest], seconds: float, *, kill: bool
+) -> dict[str, Any]:
+    """Both together: tokens a second of the batch, the interactive records, how the batch's lines were answered."""
+    batch_id = await begin_batch(site.url, seed=2)
+    before = await output_tokens(site.url, batch_id)
+
+    async def killing() -> None:
+        await asyncio.sleep(seconds / 2)
+        if kill:
+            site.end(signal.SIGKILL)
+            await site.start()
+            say("the gateway was killed, and serves again")
+
+    async def timed() -> int:
+        await asyncio.sleep(seconds)
+        return await output_tokens(site.url, batch_id)
+
+    records, _, after = await asyncio.gather(send(site.url, requests, seed=3), killing(), timed())
+    return {
+        "tokens_per_s": (after - before) / seconds,
+        "records": records,
+        "answers": await end_batch(site.url, batch_id),
+    }
+
+
+async def offline(site: Site, seconds: float) -> float:
+    """Tokens a second of a batch alone."""
+    batch_id = await begin_batch(site.url, seed=1)
+    await asyncio.sleep(min(10.0, seconds / 2))  # until as many are in flight as the engine takes up
+    before = await output_tokens(site.url, batch_id)
+    await asyncio.sleep(seconds)
+    rate = (await output_tokens(site.url, batch_id) - before) / seconds
+    await end_batch(site.url, batch_id)
+    return rate
+
+
+async def capacity_rps(site: Site) -> float:
+    """Requests a second that the instance gets through, all being there at once."""
+    rng = Random("capacity")
+    backlog = at_once([request(number, 0.0, rng, NO_TARGETS) for number in range(CAPACITY_REQUESTS)])
+    await send(site.url, backlog[: CAPACITY_REQUESTS // 10], seed=0)  # what happens only once
+    records = await send(site.url, backlog, seed=1)
+    return len(records) / max(record.finished_s or 0.0 for record in records)
+
+
+def interactive(records: Sequence[Record]) -> dict[str, Any]:
+    """Figures of interactive requests."""
+    summary = summarize(records)
+    return {
+        "requests": len(records),
+        "goodput": summary.goodput,
+        "p50_ttft_s": summary.p50_ttft_s,
+        "p99_ttft_s": summary.p99_ttft_s,
+        "failed": summary.failed,
+    }
+
+
+async def measured(arguments: Namespace, instance_url: str) -> dict[str, Any]:
+    """All runs."""
+    seconds = QUICK_S if arguments.quick else arguments.seconds
+    async with gateway(instance_url, arguments.out) as site:
+        rps = await capacity_rps(site)
+        say(f"capacity {rps:.1f} requests a second")
+        requests = waves(rps, seconds, seed=0)
+        alone = interactive(await send(site.url, requests, seed=2))
+        say(f"alone: {alone}")
+        offline_tps = await offline(site, seconds)
+        say(f"offline: {offline_tps:.0f} tokens a second")
+        both = await beside(site, requests, seconds, kill=arguments.kill)
+    together = interactive(both["records"])
+    idle = 1 - (LOW + HIGH) / 2
+    return {
+        "measured_on": machine_name(),
+        "vllm": vllm_version(),
+        "policy": arguments.policy,
+        "killed": arguments.kill,
+        "seconds": seconds,
+        "capacity_rps": rps,
+        "alone": alone,
+        "beside": together,
+        "batch": {"offline_tokens_per_s": offline_tps, "beside_tokens_per_s": both["tokens_per_s"]},
+        "answers": both["answers"],
+        "headline": {
+            "batch_share_of_idle": both["tokens_per_s"] / (offline_tps * idle) if offline_tps else None,
+            "goodput_less": (alone["goodput"] or 0.0) - (together["goodput"] or 0.0),
+            "p99_ttft_times": together["p99_ttft_s"] / alone["p99_ttft_s"] if alone["p99_ttft_s"] else None,
+        },
+    }
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = command_line(__doc__)
+    out_option(parser, "what servers say, and the batches")
+    parser.add_argument("--policy", default="headway", help="of the instance (default: headway)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of a run (default {SECONDS:g})")
+    parser.add_argument("--kill", action="store_true", help="kill the gateway half-way, and start it again")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_S:g} s a run, to see that it works")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    with instance(arguments.policy, arguments.out) as url:
+        print(json.dumps(asyncio.run(measured(arguments, url))))
+
+
+if __name__ == "__main__":
+    main()
