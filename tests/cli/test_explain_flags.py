@@ -41,6 +41,16 @@ ANSWERS: dict[str, Any] = {
         "requests": [{"instance": "hp-0", "text": TEXT}],
         "unanswered": [{"instance": "lp-0", "why": "it is no longer there"}],
     },
+    "/v1/explain/batch_req_1": {
+        "gateway": {
+            "outcome": "finished",
+            "instances": ["0"],
+            "ttft_s": 9.0,
+            "lasted_s": 9.0,
+            "batch": {"batch": "batch_7", "line": 12, "custom_id": "c", "expires_at": 1_800_000_000},
+        },
+        "requests": [],
+    },
 }
 
 
@@ -100,6 +110,14 @@ def test_a_request_is_told_of_at_the_gateway_and_at_each_instance(headway: Headw
         json.loads(headway("explain", "--url", f"{url}/v1", "mine", "--json").out)
         == ANSWERS["/v1/explain/mine"]
     )
+
+
+def test_a_request_of_a_batch_is_told_with_its_window(headway: Headway, url: str) -> None:
+    code, out, _ = headway("explain", "--url", url, "batch_req_1")
+    assert code == 0
+    first, second = out.splitlines()[:2]
+    assert first.startswith("line 12 (c) of batch_7, whose window closes on ")
+    assert second.startswith("at the gateway: finished, sent to 0; ")
 
 
 def test_without_an_id_the_last_requests_are_listed(headway: Headway, url: str) -> None:

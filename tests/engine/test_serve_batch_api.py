@@ -34,7 +34,7 @@ def test_a_batch_is_served_beside_interactive_requests(tmp_path: Path) -> None:
             file = client.files.create(file=("in.jsonl", io.BytesIO(data)), purpose="batch")
             batch = client.batches.create(
                 input_file_id=file.id,
-                endpoint="/v1/completions",  # type: ignore[arg-type]
+                endpoint="/v1/completions",
                 completion_window="24h",
             )
             slo = {"x-slo-ttft-ms": "60000"}

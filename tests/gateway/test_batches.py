@@ -453,6 +453,28 @@ async def test_another_gateway_goes_on_where_the_first_one_stopped(tmp_path: Pat
         assert all(asked.count(f"words of fast{number}") == 1 for number in range(3)), "nothing is done twice"
 
 
+async def test_a_disk_that_fails_costs_no_answer(
+    instance: Upstream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches_module, "_STORE_PAUSE_S", 0.05)
+    async with gateway(instance, batch_dir=tmp_path) as front, client_of(front) as client:
+        batches = front.app.batches
+        assert batches is not None
+        kept, failures = batches.store.answer, iter(range(3))
+
+        def answer(*arguments: Any) -> None:
+            if next(failures, None) is not None:
+                raise OSError("no space left on device")
+            kept(*arguments)
+
+        monkeypatch.setattr(batches.store, "answer", answer)
+        names = [f"r{number}" for number in range(20)]
+        done = await ended(client, await begin(client, jsonl(*map(line, names))))
+        answers = await lines_of(client, done.output_file_id)
+    assert sorted(one["custom_id"] for one in answers) == sorted(names)
+    assert len(instance.turns) == 20, "what was answered is not asked again"
+
+
 async def test_requests_of_a_batch_are_told_apart(instance: Upstream, tmp_path: Path) -> None:
     async with gateway(instance, batch_dir=tmp_path) as front, client_of(front) as client:
         await front.post(PROMPT, x_slo_ttft_ms="60000")

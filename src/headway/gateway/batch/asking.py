@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import NamedTuple
 
 from starlette.types import Message
 
 from headway.core.hints import TBT, TTFT
-from headway.core.slo import Slo
+from headway.core.slo import MAX_TARGET_S, Slo
 from headway.gateway.book.accounts import BatchLine
 from headway.gateway.http.asgi_client import Client, Headers
 from headway.gateway.http.client_limits import COPIES, ClientLimits, HeldRequest
@@ -90,7 +91,7 @@ class Asking:
         """The answer to a request, whatever becomes of it."""
         own_s = request.slo.deadline_s
         request.batch = line
-        request.slo = Slo(deadline_s=deadline_s if own_s is None else min(own_s, deadline_s))
+        request.slo = Slo(deadline_s=min(deadline_s, MAX_TARGET_S, inf if own_s is None else own_s))
         request.xargs = {name: said for name, said in request.xargs.items() if name not in (TTFT, TBT)}
         request.priority = None if request.priority is None else max(0, request.priority)
         answer = _KeptAnswer()

@@ -88,11 +88,13 @@ class Batches:
         """What a call of the store returns, made in its thread."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
-    async def add(self, record: BatchRecord) -> None:
-        """Take in a batch."""
-        await self.call(self.store.add_batch, record)
+    async def add(self, record: BatchRecord) -> bool:
+        """Take in a batch; False if its input file is gone."""
+        if not await self.call(self.store.add_batch, record):
+            return False
         self.open[record.id] = OpenBatch(record)
         self._wake.set()
+        return True
 
     async def cancel(self, batch_id: str) -> None:
         """Ask for nothing more of a batch, which ends with the answers that it has; one that is ending goes on so."""
@@ -113,12 +115,11 @@ class Batches:
         while True:
             try:
                 await self._go_on()
-                pause_s = _TICK_S
             except (OSError, sqlite3.Error) as error:
-                _LOG.error("batches cannot be kept in %s: %s; trying again", self._options.batch_dir, error)
-                pause_s = _STORE_PAUSE_S
+                _LOG.error("batches in %s: %s; trying again", self._options.batch_dir, error)
+                await asyncio.sleep(_STORE_PAUSE_S)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), pause_s)
+                await asyncio.wait_for(self._wake.wait(), _TICK_S)
             self._wake.clear()
 
     def stop(self) -> None:
@@ -138,7 +139,8 @@ class Batches:
     async def _go_on(self) -> None:
         now_s = self._clock()
         for batch in [*self.open.values()]:
-            await self._advance(batch)
+            if now_s >= batch.retry_s:
+                await self._advance_or_wait(batch)
         if now_s - self._swept_s >= _SWEEP_S:
             self._swept_s = now_s
             await self.call(self.store.remove_expired, int(self.wall_clock()))
@@ -148,6 +150,14 @@ class Batches:
             await self._look(running, now_s)
         self._feed()
         self._was_busy = self.in_flight > 0
+
+    async def _advance_or_wait(self, batch: OpenBatch) -> None:
+        """Take a batch on by a turn. Where its files fail, it is tried again later, and others go on."""
+        try:
+            await self._advance(batch)
+        except (OSError, sqlite3.Error) as error:
+            _LOG.error("batch %s: %s; trying again", batch.record.id, error)
+            batch.retry_s = self._clock() + _STORE_PAUSE_S
 
     async def _advance(self, batch: OpenBatch) -> None:
         """Keep what came of a batch, and take it on by a turn."""
@@ -297,6 +307,9 @@ class Batches:
         except OSError as error:
             _LOG.error("batch %s, line %d: %s", batch.record.id, request.line, error)
             batch.put_back(request, self._clock())
+        except Exception:
+            _LOG.exception("batch %s, line %d", batch.record.id, request.line)
+            self._note(batch, request, Reply(0, b"", new_request_id()), self._clock() - began_s)
         finally:
             del batch.at_work[request.line]
             batch.sequences -= sequences

@@ -34,6 +34,8 @@ class OpenBatch:
     forecast: Forecast | None = None
     held: str = ""
     told: bool = False
+    retry_s: float = 0.0
+    """When it goes on, after its files have failed."""
     _after_line: int = 0
     _all_known: bool = False
     _paused_until_s: float = 0.0
@@ -57,7 +59,7 @@ class OpenBatch:
 
     def may_ask(self, now_s: float) -> bool:
         """Whether a request of it may be sent now."""
-        running = self.record.status is Status.IN_PROGRESS and not self.held
+        running = self.record.status is Status.IN_PROGRESS and not self.held and now_s >= self.retry_s
         return running and bool(self.to_ask) and now_s >= self._paused_until_s
 
     def put_back(self, request: Request, now_s: float) -> None:

@@ -147,9 +147,7 @@ class BatchPages:
     async def _known_file(self, file_id: str, tenant: str) -> FileRecord:
         found = await self.batches.call(self.batches.store.file, file_id, tenant)
         if found is None:
-            raise GatewayError(
-                404, "unknown_file", f"no file {file_id[:80]!r}; accepted: one of GET {FILES_PATH}"
-            )
+            raise _unknown_file(file_id)
         return found
 
     # ---- batches ----------------------------------------------------------------------------------------------------
@@ -187,7 +185,8 @@ class BatchPages:
             answers_kept_s=kept,
             metadata=asked.metadata,
         )
-        await self.batches.add(record)
+        if not await self.batches.add(record):
+            raise _unknown_file(file.id)
         return self._shown(record)
 
     async def list(self, request: Request) -> Response:
@@ -233,6 +232,10 @@ def batch_routes(pages: BatchPages) -> list[Route]:
         ("GET", batch, pages.batch),
     )
     return [Route(path, answer, methods=[method]) for method, path, answer in served]
+
+
+def _unknown_file(file_id: str) -> GatewayError:
+    return GatewayError(404, "unknown_file", f"no file {file_id[:80]!r}; accepted: one of GET {FILES_PATH}")
 
 
 def _expiry(fields: Mapping[str, str]) -> Expiry | None:

@@ -196,12 +196,15 @@ class BatchStore:
 
     # ---- batches ----------------------------------------------------------------------------------------------------
 
-    def add_batch(self, batch: BatchRecord) -> None:
-        """Take in a batch."""
+    def add_batch(self, batch: BatchRecord) -> bool:
+        """Take in a batch; False if its input file is gone."""
+        if self.file(batch.input_file_id, "") is None:
+            return False
         self._database.execute(
             "INSERT INTO batches (id, tenant, open, expires_at, record) VALUES (?, ?, 1, ?, ?)",
             (batch.id, batch.tenant, batch.expires_at, msgspec.json.encode(batch)),
         )
+        return True
 
     def batch(self, batch_id: str, tenant: str) -> BatchRecord | None:
         """A batch; None if there is none, or it is not this tenant's (empty: all are)."""
@@ -219,6 +222,8 @@ class BatchStore:
     def begin(self, batch: BatchRecord, now: int) -> None:
         """Have a batch whose lines are all checked be served; or fail, where none of them is a request."""
         with self._turn(batch) as turn:
+            if turn.status is not Status.VALIDATING:
+                return
             if turn.total > MAX_LINES:
                 told = f"the file has more than {MAX_LINES} requests; accepted: up to so many"
                 turn.errors = [Problem(code="too_many_requests", message=told), *turn.errors]
@@ -233,8 +238,10 @@ class BatchStore:
             turn.become(Status.FINALIZING, now)
 
     def end_early(self, batch: BatchRecord, ending: Status, now: int) -> None:
-        """Have a batch end with what it has: it was cancelled, or its window has closed."""
+        """Have a batch that is not ending end with what it has: it is whole, was cancelled, or its window closed."""
         with self._turn(batch) as turn:
+            if turn.status not in (Status.VALIDATING, Status.IN_PROGRESS):
+                return
             turn.ending = ending
             turn.become(Status.CANCELLING if ending is Status.CANCELLED else Status.FINALIZING, now)
 
