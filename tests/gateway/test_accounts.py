@@ -13,6 +13,7 @@ from headway.gateway.book.accounts import (
     MAX_CLASSES_OF_A_TENANT,
     OTHER,
     Accounts,
+    BatchLine,
     ClassKey,
     Entry,
     Refusal,
@@ -261,3 +262,19 @@ def test_histograms_hold_the_finished_ones() -> None:
     assert entry.account.ttft.sum_s == pytest.approx(0.5)
     bounds = dict(entry.account.ttft.cumulative())
     assert (bounds["0.2"], bounds["0.5"], bounds["+Inf"]) == (0, 1, 1)
+
+
+def test_requests_of_batches_are_none_that_a_client_waits_for() -> None:
+    accounts = Accounts()
+    slo = Slo(ttft_s=1.0, deadline_s=9.0)
+    line = BatchLine("batch_1", 1, "c", 10)
+    of_batch, own = accounts.offer("b", slo, "", 0.0, line), accounts.offer("a", slo, "", 0.0)
+    assert of_batch.key == ClassKey("batch", "")
+    assert accounts.slacks(0.5) == [0.5]
+    for entry in (of_batch, own):
+        accounts.end(entry, Outcome.FAILED, 1.0)
+    assert (accounts.judged, accounts.missed) == (1, 1)
+    assert (accounts.own_totals.failed, accounts.totals.failed) == (1, 2)
+    assert [*accounts.recent] == [own]
+    assert accounts.find("b") is of_batch
+    accounts.check()

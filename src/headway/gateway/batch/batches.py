@@ -50,8 +50,8 @@ class Batches:
 
     A batch's lines are checked, then asked at the pace that `Pace` sets: of the tenant with fewest sequences under way
     first, and of that tenant the batch that closes first. Answers are kept in one transaction for all that came
-    meanwhile. `limit_bytes` is the longest line. Every batch that had not ended goes on when another gateway has the
-    same folder: requests without a kept answer are asked again.
+    meanwhile. Every batch that had not ended goes on when another gateway has the same folder: requests without a kept
+    answer are asked again.
     """
 
     def __init__(
@@ -118,6 +118,9 @@ class Batches:
             except (OSError, sqlite3.Error) as error:
                 _LOG.error("batches in %s: %s; trying again", self._options.batch_dir, error)
                 await asyncio.sleep(_STORE_PAUSE_S)
+            except Exception:
+                _LOG.exception("batches in %s; trying again", self._options.batch_dir)
+                await asyncio.sleep(_STORE_PAUSE_S)
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _TICK_S)
             self._wake.clear()
@@ -146,7 +149,9 @@ class Batches:
             await self.call(self.store.remove_expired, int(self.wall_clock()))
             await self._hold_those_without_room()
         running = [batch for batch in self.open.values() if batch.record.status is Status.IN_PROGRESS]
-        if running and now_s - self._looked_s >= LOOK_S:
+        if not running:
+            self._seen = self._serving.accounts.judged, self._serving.accounts.missed
+        elif now_s - self._looked_s >= LOOK_S:
             await self._look(running, now_s)
         self._feed()
         self._was_busy = self.in_flight > 0

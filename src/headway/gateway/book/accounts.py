@@ -368,6 +368,11 @@ class Accounts:
         return add_counts(account.totals for account in self.classes.values())
 
     @property
+    def own_totals(self) -> RequestCounts:
+        """Counts over all classes but those of batches. O(classes)."""
+        return add_counts(account.totals for key, account in self.classes.items() if key.slo != BATCH)
+
+    @property
     def output_tokens(self) -> int:
         """Tokens that clients were sent so far. O(classes)."""
         return sum(account.output_tokens for account in self.classes.values())
@@ -395,8 +400,11 @@ class Accounts:
         return (entry for entry in reversed(self.recent) if tenant in ("", entry.tenant))
 
     def slacks(self, now_s: float, limit: int | None = None) -> list[float | None]:
-        """Share of its TTFT target that each waiting request has left (negative: late; None: no target). O(live)."""
-        waiting = (entry for entry in self.live if entry.first_s is None)
+        """Share of its TTFT target that each waiting request has left (negative: late; None: no target). O(live).
+
+        Requests of batches are left out: no client waits for them.
+        """
+        waiting = (entry for entry in self.live if entry.first_s is None and entry.batch is None)
         return [
             None if entry.slo.ttft_s is None else 1.0 - (now_s - entry.arrival_s) / entry.slo.ttft_s
             for entry in islice(waiting, limit)

@@ -195,7 +195,7 @@ class Dashboard:
         """Note the totals as they are now."""
         now_s, accounts = self._clock(), self._accounts
         totals = {account: _counted_here(account) for account in accounts.classes.values()}
-        self._classes.add(now_s, {**totals, _ALL: _counts(accounts.totals)})
+        self._classes.add(now_s, {**totals, _ALL: _counts(accounts.own_totals)})
         self._tokens.add(now_s, {"output": (accounts.output_tokens,)})
         self._moves.add(now_s, {pair: (count,) for pair, count in accounts.moves.items()})
 
