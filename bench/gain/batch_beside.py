@@ -269,11 +269,16 @@ async def offline(site: Site, seconds: float) -> float:
 
 
 async def capacity_rps(site: Site) -> float:
-    """Requests a second that the instance gets through, all being there at once."""
+    """Requests a second that the instance gets through, all there at once. Raises SimulationError if some fail."""
     rng = Random("capacity")
     backlog = at_once([request(number, 0.0, rng, NO_TARGETS) for number in range(CAPACITY_REQUESTS)])
     await send(site.url, backlog[: CAPACITY_REQUESTS // 10], seed=0)  # what happens only once
     records = await send(site.url, backlog, seed=1)
+    failed = sum(record.outcome is not Outcome.FINISHED for record in records)
+    if failed:
+        raise SimulationError(
+            f"{failed} of {len(records)} requests failed: is the machine busy with something else?"
+        )
     return len(records) / max(record.finished_s or 0.0 for record in records)
 
 
