@@ -185,10 +185,17 @@ async def begin_batch(url: str, seed: int) -> str:
 
 
 async def batch(url: str, batch_id: str) -> dict[str, Any]:
-    """A batch as the gateway shows it."""
-    async with aiohttp.ClientSession(url) as session, session.get(f"/v1/batches/{batch_id}") as answer:
-        found: dict[str, Any] = await answer.json()
-        return found
+    """A batch as the gateway shows it, once there is one. Raises SimulationError if it does not come back."""
+    until_s = time.monotonic() + READY_S
+    async with aiohttp.ClientSession(url) as session:
+        while time.monotonic() < until_s:
+            try:
+                async with session.get(f"/v1/batches/{batch_id}") as answer:
+                    found: dict[str, Any] = await answer.json()
+                    return found
+            except NO_ANSWER:
+                await asyncio.sleep(0.1)
+    raise SimulationError(f"the gateway did not answer within {READY_S:g} s")
 
 
 async def end_batch(url: str, batch_id: str) -> dict[str, Any]:
@@ -245,13 +252,14 @@ async def beside(
             await site.start()
             say("the gateway was killed, and serves again")
 
-    async def timed() -> int:
+    async def rate() -> float:
+        began_s = time.monotonic()
         await asyncio.sleep(seconds)
-        return await output_tokens(site.url, batch_id)
+        return (await output_tokens(site.url, batch_id) - before) / (time.monotonic() - began_s)
 
-    records, _, after = await asyncio.gather(send(site.url, requests, seed=3), killing(), timed())
+    records, _, tokens_per_s = await asyncio.gather(send(site.url, requests, seed=3), killing(), rate())
     return {
-        "tokens_per_s": (after - before) / seconds,
+        "tokens_per_s": tokens_per_s,
         "records": records,
         "answers": await end_batch(site.url, batch_id),
     }
