@@ -102,7 +102,10 @@ def _unsparing(view: StepView, order: KnowsLate, newcomer: Job) -> Iterable[Job]
 
 def _can_wait(order: KnowsLate, job: Job, now_s: float) -> bool:
     """Whether a job is in time whatever happens to it in the next minutes."""
-    return bool(job.slo) and now_s + CAN_WAIT_S <= order.latest_start_s(job) < inf
+    due_s = job.due_s
+    if due_s is None or due_s < now_s + CAN_WAIT_S:  # as nearly always, and soon said
+        return False
+    return now_s + CAN_WAIT_S <= order.latest_start_s(job) < inf
 
 
 def _is_read(job: Job) -> bool:

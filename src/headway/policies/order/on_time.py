@@ -212,7 +212,8 @@ class OnTime:
             if can_wait:
                 named.update(times.waiting_that_can(can_wait, now_s))
             first += [job for job in rest if job not in named]
-            first += times.waiting_that_can(max(0, k - len(first)), now_s)
+            if can_wait:
+                first += times.waiting_that_can(max(0, k - len(first)), now_s)
         return first[:k]
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:

@@ -193,6 +193,7 @@ class Timetable:
         self._queue = SortedIndex()
         self._waiting: set[Job] = set()
         self._deadlines: dict[Job, None] = {}
+        self._patient: set[Job] = set()
 
     def __bool__(self) -> bool:
         return bool(self._latest_s)
@@ -205,6 +206,8 @@ class Timetable:
             self._queue.insert(job, self._key(job))
         if job.slo.deadline_s is not None:
             self._deadlines[job] = None
+        if max(job.slo.deadline_s or 0.0, job.slo.ttft_s or 0.0) > CAN_WAIT_S:
+            self._patient.add(job)
 
     def remove(self, job: Job) -> None:
         """A job no longer waits."""
@@ -216,6 +219,7 @@ class Timetable:
     def end(self, job: Job) -> None:
         """Forget a job."""
         self._latest.forget(job)
+        self._patient.discard(job)
         if job.slo:
             del self._latest_s[job], self._tokens_then[job], self._candidates[job]
 
@@ -296,11 +300,12 @@ class Timetable:
         ]
 
     def that_can_wait(self, jobs: Iterable[Job], now_s: float) -> dict[Job, float]:
-        """The jobs that may be left alone for CAN_WAIT_S, by latest start as last taken. O(jobs) without targets."""
-        if not self._latest_s:
+        """The jobs that may be left alone for CAN_WAIT_S, by latest start as last taken. O(1) while none could be."""
+        if not self._patient:
             return {}
-        latest_s, from_s = self._latest_s.get, now_s + CAN_WAIT_S
-        found = [(start_s, job.id, job) for job in jobs if from_s <= (start_s := latest_s(job, inf)) < inf]
+        latest_s, from_s = self._latest_s, now_s + CAN_WAIT_S
+        patient = [job for job in jobs if job in self._patient]
+        found = [(latest_s[job], job.id, job) for job in patient if from_s <= latest_s[job] < inf]
         return {job: start_s for start_s, _, job in sorted(found, key=itemgetter(0, 1))}
 
     def waiting_in_time(self, most: int, now_s: float) -> list[Job]:
@@ -309,7 +314,9 @@ class Timetable:
 
     def num_waiting_that_can(self, now_s: float) -> int:
         """How many wait and can: their latest start is CAN_WAIT_S away. O(log n)."""
-        return self._queue.position((inf,)) - self._queue.position((now_s + CAN_WAIT_S,)) if self else 0
+        return (
+            self._queue.position((inf,)) - self._queue.position((now_s + CAN_WAIT_S,)) if self._patient else 0
+        )
 
     def waiting_that_can(self, most: int, now_s: float) -> list[Job]:
         """The first by latest start of those that wait and can, at most so many."""
