@@ -129,6 +129,17 @@ def test_what_can_wait_comes_last_where_step_times_are_distrusted_too() -> None:
     assert ids(order.top(2, 240.0)) == ids(order.rank([batch, none], 240.0)) == ["none", "batch"]
 
 
+def test_what_can_wait_and_is_overdue_while_step_times_are_distrusted_is_named_once() -> None:
+    batch, runs = make_job("a", prompt=2, slo=HOURS), decoding("x")
+    none = make_job("b", prompt=9, arrival_s=239.5)
+    order = on_time(batch, none, runs, patience_s=1.0)
+    order.remove(runs)
+    for step in range(80):
+        run(order, runs, at_s=3.0 * step)
+    assert order.overdue(240.0) == [batch]
+    assert ids(order.top(9, 240.0)) == ids(order.rank([none, batch], 240.0)) == ["a", "b"]
+
+
 def test_one_that_keeps_its_pace_stays_in_time_from_one_estimate_to_the_next() -> None:
     # A hundred tokens, the last due at 99 x 1.1 s; 61 of a second each are to come. Its work is estimated anew at 55.
     job = decoding(output=39, limit=999, first_token_s=0.0, slo=Slo(tbt_s=1.1), predicted_length=exactly(100))

@@ -213,7 +213,7 @@ class OnTime:
                 named.update(times.waiting_that_can(can_wait, now_s))
             first += [job for job in rest if job not in named]
             if can_wait:
-                first += times.waiting_that_can(max(0, k - len(first)), now_s)
+                first += [job for job in times.waiting_that_can(k, now_s) if job not in overdue]
         return first[:k]
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
