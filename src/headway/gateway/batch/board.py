@@ -33,7 +33,7 @@ class Outlook(msgspec.Struct, kw_only=True):
 
 
 class BatchBoard(Collector):
-    """Reads all batches when somebody looks. O(batches that have not ended)."""
+    """Reads all batches when they are asked for. O(batches that have not ended)."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches

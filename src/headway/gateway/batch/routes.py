@@ -49,7 +49,7 @@ class BatchPages:
     _uploading: Counter[str] = field(default_factory=Counter)
 
     def tenant(self, request: Request) -> str:
-        """Whose files and batches are meant: the key's tenant, or the one that is named by whoever may name one."""
+        """Whose files and batches are meant: the key's tenant, or one that a trusted client names."""
         hints = checked_hints(request.scope["headers"], {}, None)
         tenant = tenant_of(hints.tenant, request.scope.get(KEY_TENANT, ""))
         return tenant if self.options.names_tenants else ""

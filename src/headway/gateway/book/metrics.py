@@ -148,10 +148,10 @@ class GatewayMetrics(Collector):
             "batches_split": ("Batches of which an instance gave members back", counts.split),
         }
         for name, (about, value) in told.items():
-            family = _counter(name, about, ())
+            family = counter(name, about, ())
             family.add_metric((), value)
             yield family
-        yield _single("batches_waiting", "Batches that wait for an instance", counts.waiting)
+        yield single("batches_waiting", "Batches that wait for an instance", counts.waiting)
 
     def _limited(self) -> Iterator[Metric]:
         limits = self._limits

@@ -198,6 +198,6 @@ class CentralQueue:
 
 
 def _seen(task: asyncio.Task[BatchService]) -> None:
-    """Whoever waits hears of its error; where nobody does, nothing is to complain of that."""
+    """A caller that waits hears of its error; without one, asyncio is not to complain."""
     if not task.cancelled():
         task.exception()
