@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from hashlib import sha256
@@ -11,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 
 from headway.core.cost import CostModel
 from headway.core.plan import Fate, StepOutcome, StepPlan
+from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.lab.kept_runs import FILE as FILE
 from headway.lab.kept_runs import Kept, release
@@ -59,12 +60,16 @@ class StudyRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run came to: `end_s` simulated seconds and `steps`; `meter` counts what the policy did."""
+    """What a run came to: `end_s` simulated seconds and `steps`; `meter` counts what the policy did.
+
+    `saturated_rps` is as `saturated_rps` says; None where too few requests finished.
+    """
 
     summary: Summary
     end_s: float
     steps: int
     meter: Meter
+    saturated_rps: float | None = None
 
     @property
     def unfinished(self) -> int:
@@ -91,6 +96,19 @@ def summary_key(key: str) -> Number:
 throughput_rps = summary_key("throughput_rps")
 """Requests a second."""
 
+SATURATED = (0.1, 0.8)
+"""Shares of the finished requests between which a queue of all of them at once neither fills the engine nor leaves it
+empty."""
+
+
+def saturated_rps(finished_s: Sequence[float]) -> float | None:
+    """Requests a second between the ends of SATURATED of them; None where these are no two instants."""
+    ends = sorted(finished_s)
+    first, last = (int(share * len(ends)) for share in SATURATED)
+    if last <= first or ends[last] <= ends[first]:
+        return None
+    return (last - first) / (ends[last] - ends[first])
+
 
 def simulate_run(run: StudyRun) -> RunResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
@@ -109,7 +127,14 @@ def simulate_run(run: StudyRun) -> RunResult:
         shortcut=not run.every_step,
     )
     summary = summarize(result.records, run=run_info(result))
-    return RunResult(summary=summary, end_s=result.end_s, steps=result.total("steps"), meter=meter)
+    finished_s = [record.finished_s for record in result.records if record.outcome is Outcome.FINISHED]
+    return RunResult(
+        summary=summary,
+        end_s=result.end_s,
+        steps=result.total("steps"),
+        meter=meter,
+        saturated_rps=saturated_rps([end_s for end_s in finished_s if end_s is not None]),
+    )
 
 
 @lru_cache(maxsize=4)

@@ -84,6 +84,17 @@ def test_rows_are_fitted_again_without_an_engine(profile: Run, measured: Path) -
     assert "0% fitting LinearRegression, degree 1" in err
 
 
+@pytest.mark.parametrize(("noise", "flagged"), [(0.62, True), (0.02, False), (None, False)])
+def test_errors_of_a_busy_machine_are_flagged(
+    profile: Run, tmp_path: Path, noise: float | None, flagged: bool
+) -> None:
+    path = tmp_path / "busy.json"
+    write_rows(path, msgspec.structs.replace(rows(), noise=noise))
+    code, _, err = profile("--from", str(path), "--quick")
+    assert code == 0
+    assert ("this machine was busy: steps of one kind differ by 62%" in " ".join(err.split())) is flagged
+
+
 def test_without_json_stdout_stays_empty(profile: Run, measured: Path) -> None:
     code, out, err = profile("--from", str(measured), "--quick")
     assert (code, out) == (0, "")

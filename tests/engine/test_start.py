@@ -120,6 +120,14 @@ def test_a_policy_that_swaps_and_has_memory_has_nothing_to_say(caplog: pytest.Lo
     assert "never swaps" not in caplog.text
 
 
+@pytest.mark.parametrize(("policy", "said"), [("vllm-0.2.5", True), ("vllm-v0", False)])
+def test_padding_that_no_step_computes_here_is_said(
+    policy: str, said: bool, config: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(config, policy=policy)
+    assert ("this vLLM pads none, so no step computes padding here" in caplog.text) is said
+
+
 def test_memory_that_is_of_no_use_is_said(config: Any, caplog: pytest.LogCaptureFixture) -> None:
     build(make_config(host_kv=HostKv(blocks=9)), policy="sjf")
     assert (

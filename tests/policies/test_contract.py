@@ -27,8 +27,8 @@ from tests.strategies import FEW
 
 SETTINGS = {
     "decode-first": ["", ":token_budget=5", ":head_room=1"],
-    "prefill-first": ["", ":host_room=true"],
-    "swapped-or-waiting": ["", ":skip_misfit=true"],
+    "prefill-first": ["", ":host_room=true", ":max_padding_tokens=3"],
+    "swapped-or-waiting": ["", ":skip_misfit=true,max_padding_tokens=0"],
     "request-level": ["", ":batch_size=2,reserve=false"],
     "top-jobs": ["", ":reserve=true", ":reserve_confidence=0.5"],
     "within-budgets": ["", ":token_budget=3,width=2,patience_s=4"],
@@ -37,8 +37,9 @@ SETTINGS = {
 }
 """Other settings a batching is tried with."""
 EVICTION_SETTINGS = {
-    "swap": [":serial=true", ":fallback=false"],
-    "cheapest": ["", ":serial=true,min_residency=2", ":urgent=true"],
+    "recompute": ["", ":free_block_each=true"],
+    "swap": [":serial=true", ":fallback=false,host_room=true,free_block_each=true"],
+    "cheapest": ["", ":serial=true,min_residency=2,free_block_each=true", ":urgent=true"],
     "proactive": ["", ":min_residency=0,max_preemptions=2,idle_jobs=1"],
 }
 """The same for the evictions."""

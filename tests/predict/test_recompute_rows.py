@@ -16,6 +16,7 @@ from headway.predict.recompute.rows import (
     PrefillStep,
     load_rows,
     medians,
+    noise_of,
     split,
     unseen_shape,
     write_rows,
@@ -134,3 +135,8 @@ def test_another_seed_holds_out_others() -> None:
 )
 def test_the_unseen_shape_lies_between_others_in_depth(models: list[ModelShape], unseen: str | None) -> None:
     assert unseen_shape(models) == unseen
+
+
+def test_noise_is_the_mean_distance_from_the_median_by_hand() -> None:
+    # The median is 2: distances of 1, 0 and 3, in the mean 4/3, two thirds of it.
+    assert noise_of([1.0, 2.0, 5.0]) == pytest.approx(2 / 3)

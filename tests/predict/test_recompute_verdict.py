@@ -180,3 +180,15 @@ def test_too_little_is_refused_by_name() -> None:
     assert not told  # nothing was fitted in vain
     nothing = msgspec.structs.replace(some, models=(), steps=())
     assert missing_in(nothing) == ["steps of any model (0 of 20 to learn from)"]
+
+
+@pytest.mark.parametrize(("before", "after", "noise"), [(0.3, 0.1, 0.3), (0.1, 0.2, 0.2), (None, 0.2, 0.2)])
+def test_noise_is_the_more_of_what_was_measured_before_and_what_is_known_after(
+    before: float | None, after: float, noise: float
+) -> None:
+    found = replace(
+        verdict(),
+        rows=msgspec.structs.replace(verdict().rows, noise=before),
+        contenders=(RecomputeContender(name=MACHINE, held_out=after),),
+    )
+    assert found.noise == noise

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from headway_reproduce.study import read_kept
-from headway_reproduce.study_runs import FILE, KeptRuns, RunResult, StudyRun, simulate_run
+from headway_reproduce.study_runs import FILE, KeptRuns, RunResult, StudyRun, saturated_rps, simulate_run
 
 from headway.errors import ConfigError, TraceError
 from headway.lab.kept_runs import run_kept
@@ -148,3 +148,10 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         run_kept(RUNS, KeptRuns(tmp_path / "file"), simulate_run, jobs=1)
+
+
+def test_the_saturated_part_is_from_the_first_10_to_the_first_80_per_cent_by_hand() -> None:
+    # Of eleven, the second, at 2 s, to the ninth, at 16 s: seven in 14 s. The slow end does not count.
+    assert saturated_rps([1, 2, 4, 6, 8, 10, 12, 14, 16, 100, 200]) == pytest.approx(0.5)
+    assert saturated_rps([1.0]) is None
+    assert saturated_rps([3.0] * 20) is None

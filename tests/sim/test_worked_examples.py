@@ -9,7 +9,7 @@ from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
 from headway.sim.simulation import System
 from tests.policies.instance import LinearCost
-from tests.sim.worlds import Linear, calibration, limits, request, run
+from tests.sim.worlds import Linear, calibration, limits, preset, request, run
 
 A = request("a", 0.0, 4, 3)
 B = request("b", 0.5, 2, 1)
@@ -155,3 +155,14 @@ def test_who_ends_with_an_output_is_learned_from_before_its_first_tokens_rank() 
     small = System(limits=limits(max_num_batched_tokens=16), calibration=calibration())
     run([request("a", 0.0, 20, 2), request("b", 0.0, 4, 1)], telling, small)
     assert told == [("ended", "b"), ("grew", "a"), ("ended", "a")]
+
+
+def test_padded_prompts_take_the_time_of_the_longest() -> None:
+    # A second a token. Prompts of 3 and 1 tokens: 4 s, padded 2 x 3 = 6 s. b, which brings one token, ends with them; a
+    # decodes once more, a second.
+    requests = [request("a", 0.0, 3, 2), request("b", 0.0, 1, 1)]
+    system = System(limits=limits(prefix_caching=False), calibration=calibration(Linear(0.0, 1.0)))
+    for name, prompts_s in (("vllm-v0", 4.0), ("vllm-0.2.5", 6.0)):
+        records, result = run(requests, preset(name), system)
+        assert (records["b"].finished_s, records["a"].finished_s) == (prompts_s, prompts_s + 1)
+        assert result.totals["0"].tokens == 3 + 1 + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from headway.errors import VLLM_COMES_BY, ConfigError
 from headway.json_file import read_json, write_json
 from headway.lab.papers import PaperRequest, Tell
 from headway.predict.recompute.rows import RecomputeRows, load_rows, write_rows
+from headway.predict.recompute.verdict import MOST_NOISE
 from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.adaptivellm.setting import PAPER_RECOMPUTE_ERROR, PAPER_SWAP_ERROR
 
@@ -41,17 +43,25 @@ class SwapError(msgspec.Struct, frozen=True, kw_only=True, rename={"into": "in"}
 
 
 class PredictorErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """Both analysers' errors; empty where nothing was measured, with the `reason`."""
+    """Both analysers' errors; empty where nothing was measured, or the machine was too busy, with the `reason`.
+
+    `noise` is how far the best possible prediction of a prefill is off.
+    """
 
     recompute_error: RecomputeError = RecomputeError()
     swap_error: SwapError = SwapError()
     machine: str = ""
     rows: int = 0
+    noise: float | None = None
     reason: str = ""
 
     def data(self) -> dict[str, object]:
         """What scripts read."""
-        return {"recompute_error": self.recompute_error, "swap_error": self.swap_error}
+        return {
+            "recompute_error": self.recompute_error,
+            "swap_error": self.swap_error,
+            "predictor_noise": self.noise,
+        }
 
     def part(self) -> StudyPart:
         """The errors beside the paper's."""
@@ -59,6 +69,7 @@ class PredictorErrors(msgspec.Struct, frozen=True, kw_only=True):
         rows: list[list[Value]] = [
             ["recompute", recompute.value, *PAPER_RECOMPUTE_ERROR.values()],
             ["recompute, shape not seen", recompute.held_out_shape, None, None],
+            ["the same prefill again (noise)", self.noise, None, None],
             ["swap in", swap.into, *PAPER_SWAP_ERROR["in"]],
             ["swap out", swap.out, *PAPER_SWAP_ERROR["out"]],
         ]
@@ -94,7 +105,8 @@ def errors_seconds(request: PaperRequest) -> float:
 def predictor_errors(request: PaperRequest, tell: Tell) -> PredictorErrors:
     """What the folder keeps, else measured on this machine's engine, fitted and kept, with the measured rows.
 
-    Quick: one model, three degrees, so no shape is held out. Without vLLM or scikit-learn empty, with the reason.
+    Quick: one model, three degrees, so no shape is held out. Without vLLM or scikit-learn empty, with the reason; so
+    too, and not kept, on a machine so busy that the same prefill takes MOST_NOISE more or less from time to time.
     """
     path = _file(request, "predictors")
     kept = read_json(path, PredictorErrors)
@@ -103,9 +115,23 @@ def predictor_errors(request: PaperRequest, tell: Tell) -> PredictorErrors:
     missing = _missing()
     if missing:
         return PredictorErrors(reason=f"Not measured: needs {' and '.join(missing)}.")
-    found = _judged(_rows(request, tell), request, tell)
+    try:
+        rows = _rows(request, tell)
+    except ConfigError as error:
+        return PredictorErrors(reason=f"Not measured: {error}.")
+    found = _judged(rows, request, tell)
+    if found.noise is not None and found.noise > MOST_NOISE:
+        _file(request, "recompute-rows").unlink(missing_ok=True)
+        return PredictorErrors(noise=found.noise, reason=_too_noisy(found.noise))
     write_json(path, found)
     return found
+
+
+def _too_noisy(noise: float) -> str:
+    return (
+        f"Measured, and refused: on this busy machine the same prefill differs by {noise:.0%} in the mean from one "
+        f"time to the next, and no prediction can be better; accepted: up to {MOST_NOISE:.0%}."
+    )
 
 
 def _missing() -> list[str]:
@@ -119,7 +145,8 @@ def _file(request: PaperRequest, stem: str) -> Path:
 def _rows(request: PaperRequest, tell: Tell) -> RecomputeRows:
     from headway.engine.profiling.recompute_grid import FULL, GLIMPSE, GridMeasurements, measure_grid
 
-    path, plan = _file(request, "recompute-rows"), GLIMPSE if request.quick else FULL
+    path = _file(request, "recompute-rows")
+    plan = replace(GLIMPSE if request.quick else FULL, most_noise=MOST_NOISE)
     if path.exists():
         return load_rows(path)
     tell(f"real engine: measuring {plan.num_rows:,} prefills of {len(plan.recipes())} models")
@@ -137,12 +164,14 @@ def _judged(rows: RecomputeRows, request: PaperRequest, tell: Tell) -> Predictor
     tell("fitting the recompute analyser")
     degrees = QUICK_DEGREES if request.quick else DEGREES
     try:
-        verdict = judge(rows, lambda share, what: None, degrees=degrees).to_dict()
+        found = judge(rows, lambda share, what: None, degrees=degrees)
     except ConfigError as error:
         return PredictorErrors(reason=f"Measured, but not enough to judge by: {error}.")
+    verdict = found.to_dict()
     return PredictorErrors(
         recompute_error=msgspec.convert(verdict["recompute_error"], RecomputeError),
         swap_error=msgspec.convert(verdict["swap_error"], SwapError),
+        noise=found.noise,
         machine=f"{rows.machine}, vLLM {rows.vllm_version}",
         rows=len(rows.steps),
     )

@@ -7,10 +7,12 @@ Recomputation" (2025), sections 4.1 to 4.6. What the paper leaves open is marked
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
+from headway.lab.policy_choice import OWN_PARTS, Parts
+from headway.policies.presets import PRESETS
 from headway.sim.limits import EngineLimits
 from headway_reproduce.study_runs import StudyRun
 
@@ -47,8 +49,16 @@ TOKENS_A_STEP = 2048
 WATERMARK_BLOCKS = 1
 """Blocks left free when a request is admitted: 1 % of them. Source: vLLM 0.2.5, BlockSpaceManager."""
 
+LINK_BYTES_PER_S = 12e9
+"""Copies each way (ours). vLLM 0.2.5 copies a block of one layer at a time, 160 KiB of OPT-13B's keys, which does not
+fill a PCIe 4.0 link of 25.6 GB/s; `VARIATIONS` tell what the whole link would change."""
+
+PADDING, FREE_BLOCK_EACH = "max_padding_tokens=256", "free_block_each=true"
+"""Settings that make a batching and an eviction those of vLLM 0.2.5, on which the paper builds all three systems.
+Source: vLLM 0.2.5, SchedulerConfig.max_paddings, Scheduler._schedule, BlockSpaceManager.can_append_slot."""
+
 REQUESTS = 1000
-"""Drawn for each group, all of them at 0 s (Algorithm 2, line 1)."""
+"""Drawn for each group anew, as in section 4.2, all of them at 0 s (Algorithm 2, line 1)."""
 
 # ---- what is varied ------------------------------------------------------------------------------------
 
@@ -71,34 +81,51 @@ SEEDS = 3
 """Of the throughput runs and the ablations; everything else, and all of `--quick`, has one."""
 
 LARGE_HOST_BLOCKS = 10_000
-SLOW_COPIES_BYTES_PER_S = 12e9
-"""For the question of what falls short, and why (ours): a host that never is full; half the blocks on the device, as
-many as the host has; and copies as fast as block by block and layer by layer, not in one piece."""
+"""A host that never is full (ours)."""
 
 # ---- who is compared -----------------------------------------------------------------------------------
 
-BASELINE = "vllm-v0"
-"""vLLM 0.2.5: recompute always."""
-SWAP, SWAP_FALLBACK = "vllm-s", "vllm-s-fallback"
-"""The paper's vLLM_s, swap always; and the same recomputing where the host is full."""
-ADAPTIVE, PLUS = "adaptivellm", "adaptivellm-plus"
-"""As published, and with our improvements."""
-TODAY = "vllm"
-"""vLLM as it is now."""
-FAIRNESS_ONLY, MEMORY_ONLY, PREDICT_ONLY = (
-    "adaptivellm-fairness",
+BASELINE, SWAP, SWAP_UNBOUND = "vllm-0.2.5", "vllm-s", "vllm-s-fallback"
+"""The paper's vLLM, which recomputes always; its vLLM_s, which swaps always; and that without a limit on starts."""
+BY_PROMPT, BY_ALL = "adaptivellm-prompt", "adaptivellm"
+"""AdaptiveLLM by both readings of "sequence length" in its priority: the prompt's, or prompt and output so far."""
+MEMORY_ONLY, FAIRNESS_ONLY, PREDICT_ONLY = (
     "adaptivellm-memory",
+    "adaptivellm-fairness",
     "adaptivellm-predict-only",
 )
-"""Ablations: its start scheduling with recompute always; its choice of swap or recompute, in order of arrival;
-and `vllm-v0` that predicts both costs, and recomputes all the same (section 4.6)."""
+"""Its choice of swap or recompute in order of arrival, which section 4.3 tests by the paper's own outline; its order of
+starts with recompute always; and `BASELINE` that predicts both costs and recomputes all the same (section 4.6)."""
+TODAY, PLUS = "vllm", "adaptivellm-plus"
+"""vLLM as it is now, and AdaptiveLLM with our improvements on it: neither pads prompts."""
 
-MAIN = (BASELINE, SWAP, SWAP_FALLBACK, ADAPTIVE, PLUS, TODAY)
-ABLATIONS = (FAIRNESS_ONLY, MEMORY_ONLY, PREDICT_ONLY)
-LATENCY = (BASELINE, SWAP, SWAP_FALLBACK, ADAPTIVE, PLUS)
-OVERHEAD = (BASELINE, PREDICT_ONLY, ADAPTIVE)
-REAL = (BASELINE, SWAP, ADAPTIVE)
+READINGS = {"prompt": BY_PROMPT, "prompt + output": BY_ALL, "memory alone": MEMORY_ONLY}
+"""What "AdaptiveLLM" may mean in section 4.3, as tables call it."""
+ORDERS = {"prompt": BY_PROMPT, "prompt + output": BY_ALL}
+"""The two of them with the paper's order of starts, which section 4.4 is about."""
+
+MAIN = (BASELINE, SWAP, *READINGS.values(), PLUS, TODAY)
+ABLATIONS = (FAIRNESS_ONLY, PREDICT_ONLY)
+LATENCY = (BASELINE, SWAP, *ORDERS.values(), PLUS)
+OVERHEAD = (BASELINE, PREDICT_ONLY, BY_PROMPT)
+REAL = (BASELINE, SWAP, *ORDERS.values())
 """On the real engine."""
+
+
+def parts_of(policy: str, *, padding: bool = True, free_block_each: bool = True) -> Parts:
+    """A policy's parts with the rules of vLLM 0.2.5, or some of them; today's are left as they are."""
+    if policy in (TODAY, PLUS):
+        return OWN_PARTS
+    row = PRESETS["vllm-v0" if policy == BASELINE else policy]
+    return Parts(
+        batching=_with(row.batching, PADDING) if padding else row.batching,
+        eviction=_with(row.eviction, FREE_BLOCK_EACH) if free_block_each else row.eviction,
+    )
+
+
+def _with(spec: str, setting: str) -> str:
+    return f"{spec}{',' if ':' in spec else ':'}{setting}"
+
 
 # ---- what the paper reports ----------------------------------------------------------------------------
 
@@ -127,6 +154,14 @@ PAPER_SWAP_ERROR = {"in": (0.015, 0.011), "out": (0.010, 0.012)}
 """The same of copies, Llama-13B and Llama-32.5B (section 4.5)."""
 PAPER_OVERHEAD = (0.001, 0.01)
 """Predicting over run time, least and most (section 4.6)."""
+PAPER_CALL_S, PAPER_CALLS_SHARE = 0.0002, (0.005, 0.01)
+"""A call of the scheduler, and all calls over run time (section 4.6)."""
+PAPER_MEAN_TOKENS = (17.02, 19.66, 340.48)
+"""Of the prompts of DATA_SETS (Table 2)."""
+PAPER_GAIN_AT_256 = 1.3
+"""The most over vLLM at a longest output of 256 (section 4.3)."""
+PAPER_SUMMARY_WIDTH = 10
+"""Requests that run at once in the Summary groups, at most (section 4.4)."""
 
 
 class ModelAndData(NamedTuple):
@@ -141,7 +176,7 @@ class ModelAndData(NamedTuple):
 
 GROUPS = tuple(ModelAndData(model, data) for model, data in product(MODELS, DATA_SETS))
 QUICK_GROUPS = (ModelAndData("OPT-13B", "Chatbot"), ModelAndData("OPT-13B", "Summary"))
-"""Short prompts and long ones; a data set's schedule depends little on the model, and Alpaca's is much as Chatbot's."""
+"""Short prompts and long ones; Alpaca's are much as Chatbot's."""
 
 NATURAL, EXACT = "natural", "exact"
 """Outputs as long as their law says, up to the limit; as a control, exactly the limit."""
@@ -156,9 +191,10 @@ class AdaptivePoint:
     lengths: str = NATURAL
     cap: int = SEATS
     rate_rps: float = 0.0
-    gpu_blocks: int = GPU_BLOCKS
     host_blocks: int = HOST_BLOCKS
-    copy_bytes_per_s: float | None = None
+    copy_bytes_per_s: float | None = LINK_BYTES_PER_S
+    padding: bool = True
+    free_block_each: bool = True
 
     def __str__(self) -> str:
         load = f"{self.rate_rps:.4g} req/s" if self.rate_rps else "all at once"
@@ -172,16 +208,17 @@ class AdaptivePoint:
         return f"gen:{arrivals}/input={law}/output={output}/count={REQUESTS}/max_output={self.limit}"
 
     def run(self, policy: str, seed: int, *, every_step: bool = False) -> StudyRun:
-        """This setting under one policy."""
+        """This setting under one policy; each group draws requests of its own."""
         return StudyRun(
             hardware=HARDWARE,
             model=MODELS[self.group.model],
             trace=self.trace(),
             policy=policy,
-            seed=seed,
+            parts=parts_of(policy, padding=self.padding, free_block_each=self.free_block_each),
+            seed=seed * len(GROUPS) + GROUPS.index(self.group),
             max_output_tokens=self.limit,
             limits=EngineLimits(
-                num_blocks=self.gpu_blocks,
+                num_blocks=GPU_BLOCKS,
                 host_blocks=self.host_blocks,
                 block_size=BLOCK_TOKENS,
                 max_num_seqs=self.cap,
@@ -198,39 +235,48 @@ class AdaptivePoint:
 
 _STEPS = {"Chatbot": (34, 160), "Alpaca": (34, 160), "Summary": (190, 85)}
 """Data set -> steps for each token of the longest output, and the limit beyond which few outputs are longer."""
-_DRIFTING = (ADAPTIVE, PLUS, FAIRNESS_ONLY)
-_STEP_S, _DRIFTING_STEP_S = 1e-4, 2e-4
-"""Seconds that simulating a step takes; the second, where every step is planned anew."""
+_STEP_S = 2e-4
+"""Seconds that simulating a step takes, where every step is planned anew."""
 
 
-class AdaptiveVariation(NamedTuple):
-    """A variation of Table 3's setting (ours): what differs from it, and the policy that is asked."""
+_TABLE_3 = AdaptivePoint(group=GROUPS[0])
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptiveVariation:
+    """Table 3's setting with one thing changed (ours): the policy that is asked, and the setting, of any group."""
 
     name: str
     policy: str
-    gpu_blocks: int = GPU_BLOCKS
-    host_blocks: int = HOST_BLOCKS
-    copy_bytes_per_s: float | None = None
+    changed: AdaptivePoint = _TABLE_3
 
     def of(self, group: ModelAndData) -> AdaptivePoint:
-        """The group's point with it changed."""
-        return AdaptivePoint(
-            group=group,
-            gpu_blocks=self.gpu_blocks,
-            host_blocks=self.host_blocks,
-            copy_bytes_per_s=self.copy_bytes_per_s,
-        )
+        """The group's point with the change."""
+        return replace(self.changed, group=group)
 
+    def base_of(self, group: ModelAndData) -> AdaptivePoint:
+        """Where `BASELINE` is asked: it has the engine's rules, and no use for host or link."""
+        changed = self.changed
+        return AdaptivePoint(group=group, padding=changed.padding, free_block_each=changed.free_block_each)
+
+
+NO_PADDING = AdaptiveVariation("no padding", BY_PROMPT, replace(_TABLE_3, padding=False))
+NO_FREE_BLOCK = AdaptiveVariation("no free block each", BY_PROMPT, replace(_TABLE_3, free_block_each=False))
+WHOLE_LINK = AdaptiveVariation("copies at 25.6 GB/s", BY_PROMPT, replace(_TABLE_3, copy_bytes_per_s=None))
+ROOMY_HOST = {
+    name: AdaptiveVariation(
+        f"host never full, {name}", policy, replace(_TABLE_3, host_blocks=LARGE_HOST_BLOCKS)
+    )
+    for name, policy in READINGS.items()
+}
+UNBOUND_SWAP = AdaptiveVariation("vllm-s without its limit", SWAP_UNBOUND)
 
 VARIATIONS = (
-    AdaptiveVariation("memory only", MEMORY_ONLY),
-    AdaptiveVariation("adaptivellm, host never full", ADAPTIVE, host_blocks=LARGE_HOST_BLOCKS),
-    AdaptiveVariation("memory only, host never full", MEMORY_ONLY, host_blocks=LARGE_HOST_BLOCKS),
-    AdaptiveVariation(
-        "memory only, copies at 12 GB/s", MEMORY_ONLY, copy_bytes_per_s=SLOW_COPIES_BYTES_PER_S
-    ),
-    AdaptiveVariation("vllm-s, half the device's blocks", SWAP, gpu_blocks=HOST_BLOCKS),
+    *(NO_PADDING, NO_FREE_BLOCK, WHOLE_LINK),
+    *ROOMY_HOST.values(),
+    UNBOUND_SWAP,
 )
+"""Each takes away a reason that a figure may have, or an assumption of ours."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,6 +364,7 @@ class AdaptiveScope:
             *product(self.ablation_points(), ABLATIONS),
             *product(self.latency_points(), LATENCY),
             *((what.of(group), what.policy) for group, what in product(self.groups, VARIATIONS)),
+            *((what.base_of(group), BASELINE) for group, what in product(self.groups, VARIATIONS)),
         ]
         return list(dict.fromkeys(pairs))
 
@@ -331,7 +378,6 @@ QUICK = AdaptiveScope(
     groups=QUICK_GROUPS,
     limits=(OUTPUT_LIMITS[0], TABLE_LIMIT, OUTPUT_LIMITS[-1]),
     kinds=(NATURAL,),
-    caps=PAPER_CAPS,
     overhead_models=("OPT-13B",),
 )
 """One seed; neither ablations, nor the control of exact lengths, nor Poisson arrivals."""
@@ -339,8 +385,7 @@ QUICK = AdaptiveScope(
 
 def _seconds(pair: tuple[AdaptivePoint, str]) -> float:
     """About how long simulating it takes on one core."""
-    point, policy = pair
+    point, _ = pair
     a_token, longest = _STEPS[point.group.data]
     tokens = point.limit if point.lengths == EXACT else min(point.limit, longest)
-    steps = max(a_token * tokens, REQUESTS * tokens / min(point.cap, SEATS))
-    return steps * (_DRIFTING_STEP_S if policy in _DRIFTING else _STEP_S)
+    return _STEP_S * max(a_token * tokens, REQUESTS * tokens / min(point.cap, SEATS))

@@ -1,26 +1,23 @@
-"""AdaptiveLLM's throughput: Table 3, Fig. 3, its two halves alone, and why gains differ from the paper's."""
+"""AdaptiveLLM's throughput: Table 3, Fig. 3, its two halves alone, and Table 3 with one thing changed."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headway.results.study import Chart, StudyPart, StudyTable, Value
 from headway_reproduce.adaptivellm.setting import (
     ABLATIONS,
-    ADAPTIVE,
     BASELINE,
     EXACT,
     GROUPS,
-    HOST_BLOCKS,
     LARGE_HOST_BLOCKS,
     MAIN,
     PAPER_TABLE_3,
     PLUS,
+    READINGS,
     SIMULATED,
     SWAP,
-    SWAP_FALLBACK,
     TABLE_LIMIT,
     TODAY,
     VARIATIONS,
@@ -29,32 +26,25 @@ from headway_reproduce.adaptivellm.setting import (
     AdaptiveVariation,
     ModelAndData,
 )
-from headway_reproduce.study import chart, mean, ratio, short
-from headway_reproduce.study_runs import EngineFindings, StudyRun, summary_key, throughput_rps
+from headway_reproduce.study import Range, chart, mean, ratio, short, span
+from headway_reproduce.study_runs import EngineFindings, RunResult, StudyRun, summary_key, throughput_rps
 
-GAINS = {
-    "vs_recompute": (ADAPTIVE, BASELINE),
-    "vs_swap": (ADAPTIVE, SWAP),
-    "vs_swap_fallback": (ADAPTIVE, SWAP_FALLBACK),
-    "plus_vs_recompute": (PLUS, BASELINE),
-    "vs_vllm_today": (ADAPTIVE, TODAY),
-    "plus_vs_vllm_today": (PLUS, TODAY),
-}
-"""Key of the JSON -> whose throughput, over whose."""
-GAIN_HEADINGS = {
-    "vs_recompute": "over vllm-v0",
-    "vs_swap": "over vllm-s",
-    "vs_swap_fallback": "over vllm-s-fallback",
-    "plus_vs_recompute": "plus over vllm-v0",
-    "vs_vllm_today": "over vllm today",
-    "plus_vs_vllm_today": "plus over vllm today",
-}
-"""The same as tables call it."""
-PAPER_KEYS = ("vs_recompute", "vs_swap")
-"""Of GAINS, in the order of PAPER_TABLE_3's pairs."""
+OTHERS = {"vllm": BASELINE, "vllm_s": SWAP}
+"""Key of the JSON -> with whom the paper compares, in the order of PAPER_TABLE_3's pairs."""
+BESIDE = {"vs_vllm": BASELINE, "vs_vllm_today": TODAY}
+"""With whom `adaptivellm-plus` is compared."""
+RULES = "All but vllm and adaptivellm-plus run on vLLM 0.2.5's rules."
 
-COUNTERS = ("swaps", "recomputes", "host_full")
-"""Of `study_runs.Meter`."""
+
+def saturated(result: RunResult) -> float | None:
+    """Requests a second over the part of a run in which the engine is full."""
+    return result.saturated_rps
+
+
+def width(result: RunResult) -> float | None:
+    """Answers' tokens a step: how many requests ran at once, steps of prompts counted too."""
+    output_tps = result.summary.output_tps
+    return None if output_tps is None or not result.steps else output_tps * result.end_s / result.steps
 
 
 @dataclass(frozen=True)
@@ -69,15 +59,38 @@ class ThroughputFindings(EngineFindings[AdaptivePoint]):
         yield self.scope.first_runs()
         yield self.scope.loaded_runs(self.capacity_rps())
 
-    def gain(self, point: AdaptivePoint, key: str) -> float | None:
-        """The mean throughput ratio of a key of GAINS."""
-        return self.ratio(point, *GAINS[key], throughput_rps)
+    def gain(self, point: AdaptivePoint, policy: str, over: str) -> float | None:
+        """The mean throughput ratio."""
+        return self.ratio(point, policy, over, throughput_rps)
+
+    def gains(self, policy: str, over: str) -> dict[ModelAndData, float]:
+        """Table 3's, by group; without those of which a run has no throughput."""
+        found = {group: self.gain(AdaptivePoint(group=group), policy, over) for group in GROUPS}
+        return {group: gain for group, gain in found.items() if gain is not None}
+
+    def varied_gain(self, group: ModelAndData, what: AdaptiveVariation) -> float | None:
+        """Over the baseline with the same requests, over the seeds both have: a variation may have fewer."""
+        pairs = zip(
+            self.results(what.of(group), what.policy),
+            self.results(what.base_of(group), BASELINE),
+            strict=False,
+        )
+        return mean(ratio(throughput_rps(mine), throughput_rps(theirs)) for mine, theirs in pairs)
+
+    def varied_span(self, what: AdaptiveVariation) -> Range | None:
+        """The least and the most of `varied_gain` over the scope's groups."""
+        return span(self.varied_gain(group, what) for group in self.scope.groups)
 
     def capacity_rps(self) -> dict[ModelAndData, float]:
         """What the baseline got through of each group's requests, all at once."""
         return {
             group: self.mean(AdaptivePoint(group=group), BASELINE, throughput_rps) or 0.0 for group in GROUPS
         }
+
+    def num_schedules(self, policy: str) -> int:
+        """How many of the twelve groups' schedules differ, by their steps and what became of victims."""
+        found = (self.results(AdaptivePoint(group=group), policy)[0] for group in GROUPS)
+        return len({(run.steps, run.meter.swaps, run.meter.recomputes) for run in found})
 
 
 def file_name(group: ModelAndData) -> str:
@@ -91,50 +104,65 @@ class Throughput(ThroughputFindings):
     # ---- Table 3 -----------------------------------------------------------------------------------
 
     def table_3(self) -> StudyPart:
-        """Throughput at the longest output of 64, the paper's and ours."""
-        headings = ["group"]
-        for key in GAINS:
-            headings += [GAIN_HEADINGS[key], "paper"] if key in PAPER_KEYS else [GAIN_HEADINGS[key]]
-        table = self.table(
-            "table3",
-            f"Throughput of adaptivellm over others (Table 3: longest output {TABLE_LIMIT})",
-            [*headings, *(name.replace("_", " ") for name in COUNTERS)],
-            map(self._table_3_row, GROUPS),
-            "All policies serve the same requests, so ratios are the same in requests and in tokens a second. "
-            "Counts are of adaptivellm; host full: recomputes of victims for which the host had no room.",
+        """Throughput at the longest output of 64, the paper's and ours by every reading."""
+        policies = (BASELINE, *READINGS.values())
+        schedules = ", ".join(f"{self.num_schedules(policy)} under {policy}" for policy in policies)
+        return StudyPart(
+            title="Throughput (Table 3)",
+            text=[
+                f"Of the {len(GROUPS)} groups so many schedules differ: {schedules}.",
+                *self.unfinished(self.scope.table_points(), MAIN),
+            ],
+            tables=[*(self._gains_of_table_3(*pair) for pair in enumerate(OTHERS)), self._fates()],
         )
-        said = [self._said_of_gains(place) for place in range(len(PAPER_KEYS))]
-        missing = self.unfinished(self.scope.table_points(), MAIN)
-        return StudyPart(title="Throughput (Table 3)", text=[*said, *missing], tables=[table])
 
-    def _table_3_row(self, group: ModelAndData) -> list[Value]:
-        point, row = AdaptivePoint(group=group), list[Value]()
-        for key in GAINS:
-            row.append(self.gain(point, key))
-            if key in PAPER_KEYS:
-                row.append(PAPER_TABLE_3[str(group)][PAPER_KEYS.index(key)])
-        return [str(group), *row, *(round(self.count(point, ADAPTIVE, name)) for name in COUNTERS)]
+    def _gains_of_table_3(self, place: int, key: str) -> StudyTable:
+        over = OTHERS[key]
+        rows: list[list[Value]] = []
+        for group in GROUPS:
+            point = AdaptivePoint(group=group)
+            whole = [self.gain(point, policy, over) for policy in READINGS.values()]
+            full = [self.ratio(point, policy, over, saturated) for policy in READINGS.values()]
+            beside = [self.gain(point, PLUS, other) for other in BESIDE.values()] if place == 0 else []
+            rows.append([str(group), PAPER_TABLE_3[str(group)][place], *whole, *full, *beside])
+        names = [*READINGS, *(f"{name}, saturated part" for name in READINGS)]
+        names += ["plus over it", "plus over vllm today"] if place == 0 else []
+        return self.table(
+            f"table3-{key.replace('_', '-')}",
+            f"Throughput of adaptivellm over {over} (Table 3: longest output {TABLE_LIMIT})",
+            ["group", "paper", *names],
+            rows,
+            f"By the sequence length of its priority; memory alone: in order of arrival. Saturated part: from the "
+            f"first 10 to the first 80 % of the requests that finish. {RULES}",
+        )
 
-    def _said_of_gains(self, place: int) -> str:
-        key = PAPER_KEYS[place]
-        gains = {group: self.gain(AdaptivePoint(group=group), key) or 0.0 for group in GROUPS}
-        paper = {group: PAPER_TABLE_3[str(group)][place] for group in GROUPS}
-        reached = sum(gains[group] >= paper[group] for group in GROUPS)
-        return (
-            f"adaptivellm {GAIN_HEADINGS[key]}: {_range(gains.values())} times; in the "
-            f"paper {_range(paper.values())}. {reached} of {len(GROUPS)} groups gain as "
-            "much as there."
+    def _fates(self) -> StudyTable:
+        rows: list[list[Value]] = []
+        for group in GROUPS:
+            point = AdaptivePoint(group=group)
+            counts = [
+                round(self.count(point, policy, name))
+                for policy in READINGS.values()
+                for name in ("swaps", "recomputes", "host_full")
+            ]
+            widths = [self.mean(point, policy, width) for policy in (BASELINE, SWAP)]
+            rows.append([str(group), *counts, *widths, round(self.count(point, SWAP, "swaps"))])
+        headings = [f"{name}: {what}" for name in READINGS for what in ("swaps", "recomputes", "host full")]
+        return self.table(
+            "fates",
+            f"What became of victims (section 4.3; longest output {TABLE_LIMIT})",
+            ["group", *headings, f"{BASELINE}: width", f"{SWAP}: width", f"{SWAP}: swaps"],
+            rows,
+            "Host full: recomputes of victims for which the host had no room. Width: answers' tokens a step.",
         )
 
     # ---- Figure 3 ----------------------------------------------------------------------------------
 
     def figure_3(self) -> StudyPart:
         """Throughput against the longest output."""
-        kinds = self.scope.kinds
         return StudyPart(
             title="Throughput against the longest output (Fig. 3)",
-            text=[self._said_of_shape(kind) for kind in kinds],
-            tables=[*map(self._gains_table, kinds), self._throughput_table()],
+            tables=[*map(self._gains_table, self.scope.kinds), self._throughput_table()],
             charts=[self._gain_chart(group) for group in self.scope.groups],
         )
 
@@ -142,16 +170,22 @@ class Throughput(ThroughputFindings):
         rows: list[list[Value]] = []
         for point in self.scope.sweep_points():
             if point.lengths == kind:
-                deviation = self.ratios(point, *GAINS["vs_recompute"], throughput_rps).deviation
-                gains = [self.gain(point, key) for key in GAINS]
-                rows.append([str(point.group), point.limit, *gains, deviation])
+                gains = [
+                    self.gain(point, policy, over) for over in OTHERS.values() for policy in READINGS.values()
+                ]
+                beside = [self.gain(point, PLUS, over) for over in BESIDE.values()]
+                rows.append([str(point.group), point.limit, *gains, *beside])
         lengths = "exactly the longest (control)" if kind == EXACT else "of their natural length"
         return self.table(
             f"fig3-{kind}",
             f"Throughput of adaptivellm over others, outputs {lengths}",
-            ["group", "longest output", *GAIN_HEADINGS.values(), "± over vllm-v0"],
+            [
+                *("group", "longest output"),
+                *(f"{name} over {over}" for over in OTHERS.values() for name in READINGS),
+                *(f"plus over {over}" for over in BESIDE.values()),
+            ],
             rows,
-            "± is the standard deviation over seeds, where there are several.",
+            RULES,
             keys=2,
             detail=True,
         )
@@ -173,110 +207,64 @@ class Throughput(ThroughputFindings):
 
     def _gain_chart(self, group: ModelAndData) -> Chart:
         points = [AdaptivePoint(group=group, limit=limit) for limit in self.scope.limits]
-        paper = zip(PAPER_KEYS, PAPER_TABLE_3[str(group)], strict=True)
+        curves = {
+            f"{name} over {over}": [(float(point.limit), self.gain(point, policy, over)) for point in points]
+            for over in OTHERS.values()
+            for name, policy in READINGS.items()
+        }
         return chart(
             f"fig3-{file_name(group)}",
             f"{group}: throughput of adaptivellm",
-            {
-                heading: [(float(point.limit), self.gain(point, key)) for point in points]
-                for key, heading in GAIN_HEADINGS.items()
-            },
+            curves,
             "longest output (tokens), simulated",
             "times the other's",
-            published={GAIN_HEADINGS[key]: (float(TABLE_LIMIT), gain) for key, gain in paper},
             level=1.0,
         )
 
-    def _said_of_shape(self, kind: str) -> str:
-        peaks: Counter[int] = Counter()
-        groups = self.scope.groups
-        for group in groups:
-            points = [AdaptivePoint(group=group, limit=limit, lengths=kind) for limit in self.scope.limits]
-            peaks[max(points, key=lambda point: self.gain(point, "vs_recompute") or 0.0).limit] += 1
-        where = ", ".join(f"at {limit} in {peaks[limit]}" for limit in sorted(peaks))
-        return (
-            f"Outputs of {kind} length: the gain over vllm-v0 is largest {where} of {len(groups)} groups; in the paper "
-            "it is little at short outputs, largest in the middle and less at long ones."
-        )
-
-    # ---- each half alone, and what falls short -----------------------------------------------------
+    # ---- each half alone, and reasons taken away ---------------------------------------------------
 
     def ablations(self) -> StudyPart | None:
         """What each half of the system brings alone; None where that is not run."""
         points = self.scope.ablation_points()
         if not points:
             return None
-        policies = (*ABLATIONS, ADAPTIVE, PLUS)
+        policies = (*ABLATIONS, *READINGS.values(), PLUS)
         rows: list[list[Value]] = []
         for point in points:
-            gains = [self.ratio(point, policy, BASELINE, throughput_rps) for policy in policies]
+            gains = [self.gain(point, policy, BASELINE) for policy in policies]
             rows.append([str(point.group), *gains])
         table = self.table(
             "ablations",
-            f"Throughput over vllm-v0, longest output {TABLE_LIMIT}",
+            f"Throughput over {BASELINE}, longest output {TABLE_LIMIT}",
             ["group", *policies],
             rows,
-            "fairness: its start scheduling, recompute always; memory: its choice of swap or recompute, in order of "
-            "arrival; predict-only: predicts, then always recomputes.",
+            "fairness: its start scheduling by prompt and output, recompute always; memory: its choice of swap or "
+            "recompute, in order of arrival; predict-only: predicts, then always recomputes.",
         )
         return StudyPart(title="Ablations", tables=[table])
 
-    def shortfall(self) -> StudyPart:
+    def reasons(self) -> StudyPart:
         """What Table 3's gains would be with one thing changed."""
         rows: list[list[Value]] = []
         for group in self.scope.groups:
+            plain = [self.gain(AdaptivePoint(group=group), policy, BASELINE) for policy in READINGS.values()]
+            changed = [self.varied_gain(group, what) for what in VARIATIONS]
             ours, theirs = PAPER_TABLE_3[str(group)]
-            gains = [self.varied_gain(group, what) for what in VARIATIONS]
-            rows.append(
-                [str(group), self.gain(AdaptivePoint(group=group), "vs_recompute"), *gains, ours / theirs]
-            )
+            strict = self.gain(AdaptivePoint(group=group), SWAP, BASELINE)
+            rows.append([str(group), *plain, *changed, strict, ours / theirs])
         table = self.table(
-            "shortfall",
-            f"Throughput over that of vllm-v0 as in Table 3, one thing changed; longest output {TABLE_LIMIT}",
-            ["group", "adaptivellm", *(what.name for what in VARIATIONS), "paper: vllm-s over vllm"],
+            "reasons",
+            f"Throughput over {BASELINE} as in Table 3, one thing changed; longest output {TABLE_LIMIT}",
+            ["group", *READINGS, *(what.name for what in VARIATIONS), SWAP, f"paper: {SWAP}"],
             rows,
-            "Memory only: the choice of swap or recompute, in order of arrival. Never full: "
-            f"{LARGE_HOST_BLOCKS:,} host blocks. Half the device's blocks: {HOST_BLOCKS}, as many as the host has.",
+            f"Of {READINGS['prompt']} where no reading is named. Never full: {LARGE_HOST_BLOCKS:,} host blocks.",
         )
-        return StudyPart(
-            title="Where it falls short, and why", text=self._said_of_shortfall(), tables=[table]
-        )
-
-    def varied_gain(self, group: ModelAndData, what: AdaptiveVariation) -> float | None:
-        """Over the baseline with the same requests, over the seeds both have: a variation may have fewer."""
-        pairs = zip(
-            self.results(what.of(group), what.policy),
-            self.results(AdaptivePoint(group=group), BASELINE),
-            strict=False,
-        )
-        return mean(ratio(throughput_rps(mine), throughput_rps(theirs)) for mine, theirs in pairs)
-
-    def _said_of_shortfall(self) -> list[str]:
-        """The reasons, each with the numbers it is read from."""
-        groups = self.scope.groups
-        recomputes, full = (
-            sum(self.count(AdaptivePoint(group=group), ADAPTIVE, name) for group in groups)
-            for name in ("recomputes", "host_full")
-        )
-        paper = [PAPER_TABLE_3[str(group)] for group in groups]
-        memory, *_, halved = (
-            [self.varied_gain(group, what) or 0.0 for group in groups] for what in VARIATIONS
-        )
-        return [
-            "With all requests at 0 s the priority, time waited over length, ranks by length alone: the longest are "
-            "preempted first and come back last, so they fill the host and stay there. "
-            f"{full / max(1.0, recomputes):.0%} of adaptivellm's recomputes found the host full.",
-            f"Its choice of swap or recompute alone, in order of arrival (memory only), comes to {_range(memory)} "
-            "times vllm-v0; its order of starts costs throughput and gains turnaround.",
-            f"The paper's vllm-s runs at {_range([a / b for a, b in paper])} of its vllm. Ours, which admits as long "
-            "as victims find room on the host, runs faster than vllm-v0; with half the device's blocks, as if all who "
-            f"run had to find room there at once, at {_range(halved)} of it.",
-        ]
+        return StudyPart(title="One thing changed", tables=[table])
 
     # ---- what scripts read -------------------------------------------------------------------------
 
     def data(self) -> dict[str, object]:
-        """Table 3: group -> gains, the paper's two, and counts; Fig. 3: group -> lengths -> longest output -> gains."""
+        """Table 3: group -> reading -> gains and counts, with the paper's two; Fig. 3: the gains by longest output."""
         sweep: dict[str, dict[str, dict[str, object]]] = {}
         for point in self.scope.sweep_points():
             by_kind = sweep.setdefault(str(point.group), {}).setdefault(point.lengths, {})
@@ -284,17 +272,35 @@ class Throughput(ThroughputFindings):
         table = {
             str(point.group): {
                 **self._gains_data(point),
+                "fates": {name: self._fates_data(point, policy) for name, policy in READINGS.items()},
                 "paper": PAPER_TABLE_3[str(point.group)],
-                **{name: short(self.count(point, ADAPTIVE, name)) for name in COUNTERS},
             }
             for point in self.scope.table_points()
         }
-        return {"table3": table, "fig3": sweep}
+        return {
+            "table3": table,
+            "fig3": sweep,
+            "schedules": {policy: self.num_schedules(policy) for policy in (BASELINE, *READINGS.values())},
+            "one_thing_changed": {
+                str(group): {what.name: short(self.varied_gain(group, what)) for what in VARIATIONS}
+                for group in self.scope.groups
+            },
+        }
 
-    def _gains_data(self, point: AdaptivePoint) -> dict[str, float | None]:
-        return {key: short(self.gain(point, key)) for key in GAINS}
+    def _gains_data(self, point: AdaptivePoint) -> dict[str, object]:
+        readings = {
+            name: {
+                **{f"vs_{key}": short(self.gain(point, policy, over)) for key, over in OTHERS.items()},
+                "vs_vllm_saturated": short(self.ratio(point, policy, BASELINE, saturated)),
+                "vs_vllm_today": short(self.gain(point, policy, TODAY)),
+            }
+            for name, policy in READINGS.items()
+        }
+        return {
+            **readings,
+            "plus": {key: short(self.gain(point, PLUS, over)) for key, over in BESIDE.items()},
+        }
 
-
-def _range(values: Iterable[float]) -> str:
-    found = list(values)
-    return f"{min(found):.2f} to {max(found):.2f}"
+    def _fates_data(self, point: AdaptivePoint, policy: str) -> dict[str, float | None]:
+        names = ("swaps", "recomputes", "host_full")
+        return {name: short(self.count(point, policy, name)) for name in names}

@@ -280,6 +280,8 @@ def _show_verdict(verdict: RecomputeVerdict) -> None:
     """The errors of all cells, the contenders and the copies, for people."""
     from rich.console import Console
 
+    from headway.predict.recompute.verdict import MOST_NOISE
+
     console = Console(stderr=True)
     _show_grid(verdict, console)
     _show_contenders(verdict, console)
@@ -288,6 +290,11 @@ def _show_verdict(verdict: RecomputeVerdict) -> None:
         f"swap: error {swap.out:.1%} out, {swap.into:.1%} in, on {swap.num_held_out} unseen sizes of copy"
     )
     console.print(f"at decision time: {verdict.better}")
+    if verdict.noise > MOST_NOISE:
+        console.print(
+            f"this machine was busy: steps of one kind differ by {verdict.noise:.0%}, so that these errors say little "
+            "of what predicts; measure again when it is idle"
+        )
 
 
 def _show_grid(verdict: RecomputeVerdict, console: Console) -> None:

@@ -91,6 +91,20 @@ def shape_of(tokens: Mapping[Job, int]) -> BatchShape:
     )
 
 
+def padded_shape_of(tokens: Mapping[Job, int]) -> BatchShape:
+    """As `shape_of`, of an engine that pads the prompts of a step to the longest of them. O(jobs).
+
+    A step that grants no job more than one token has decodes alone, of which none is padded.
+    """
+    longest = max(tokens.values(), default=1)
+    if longest == 1:
+        return shape_of(tokens)
+    shape = BatchShape()
+    for job, new_tokens in tokens.items():
+        shape.add(longest, job.num_computed_tokens - new_tokens)
+    return shape
+
+
 MOST_GRAPHED_TOKENS = 512
 """Tokens of a step that graphs hold at most, if vLLM is not told otherwise."""
 

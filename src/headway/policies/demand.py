@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from headway.core.fill import uncomputed_tokens
 from headway.core.job import Job
@@ -47,3 +48,9 @@ def surely_fits(view: StepView, num_run: int, token_budget: int) -> bool:
     A grant of g tokens opens at most g / block size blocks and one more.
     """
     return view.free_blocks >= num_run + token_budget // view.block_size
+
+
+def within_host(view: StepView) -> StepView:
+    """The view of a device that holds no more KV than the host does, so that all of it has room there. O(residents)."""
+    held = sum(view.blocks(job.num_computed_tokens) for job in view.residents)
+    return replace(view, free_blocks=min(view.free_blocks, max(0, view.host_total_blocks - held)))

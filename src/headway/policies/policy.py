@@ -58,6 +58,11 @@ class Policy:
         return self.eviction.serial
 
     @property
+    def pads_prompts(self) -> bool:
+        """Whether its batches are those of an engine that pads prompts. The simulator then charges the padding too."""
+        return getattr(self.batching, "pads_prompts", False)
+
+    @property
     def uses_host(self) -> bool:
         """Whether it has a use for host memory. Parts say so themselves; those of other packages may say nothing."""
         return getattr(self.eviction, "uses_host", False)

@@ -8,7 +8,7 @@ from functools import partial
 from math import inf, nextafter
 from typing import NamedTuple
 
-from headway.core.batch_shape import BatchShape, shape_of
+from headway.core.batch_shape import BatchShape, padded_shape_of, shape_of
 from headway.core.host_copies import Copy, Direction
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
@@ -77,6 +77,7 @@ class Instance:
         self._learn_copies = learn_copies or {}
         self._serial_s = 0.0
         self._killing = as_killing(engine.policy, engine.limits)
+        self._shape_of = padded_shape_of if engine.policy.pads_prompts else shape_of
         self._flights: deque[_StepUnderWay] = deque()
         self._shape = BatchShape()
         self._wake_s = inf
@@ -108,7 +109,7 @@ class Instance:
                 self._start_copies(now_s)
                 moved = self.engine.tier is not None and bool(outcome.preempted or outcome.admitted)
                 break
-            self._shape = shape_of(outcome.tokens)
+            self._shape = self._shape_of(outcome.tokens)
             cut_s = inf if self._killing is None else self._killing.cut_s(outcome)
             self._dispatch(outcome, now_s, cut_s)
             self._start_copies(now_s)

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,9 +117,26 @@ def test_models_and_copies_are_kept_beside_the_steps(cache: Path) -> None:
     assert len({engine.directory for engine in engines.started}) == 2
 
 
+def test_steps_of_one_kind_tell_first_how_noisy_the_machine_is(cache: Path) -> None:
+    # The fake engine takes the same time for the same step.
+    engines, found = Engines(), GridMeasurements()
+    measure_grid(PLAN, found, lambda share, what: None, engines.start, cache)
+    assert found.noise == pytest.approx([0.0, 0.0])
+    assert found.rows(PLAN).noise == pytest.approx(0.0)
+
+
+def test_on_a_machine_too_noisy_for_the_plan_nothing_more_is_measured(cache: Path) -> None:
+    engines, found = Engines(), GridMeasurements()
+    strict = replace(PLAN, most_noise=-0.1)
+    with pytest.raises(ConfigError, match="this machine is busy: steps of one kind differ by 0% in the mean"):
+        measure_grid(strict, found, lambda share, what: None, engines.start, cache)
+    assert (found.steps, found.copies) == ([], [])
+    assert [engine.closed for engine in engines.started] == [True]
+
+
 def test_an_interruption_keeps_what_was_measured_and_stops_the_engine(cache: Path) -> None:
-    # The warm-up of the fake engine takes 11 steps, and each repetition one more than it counts.
-    engines, found = Engines(interrupt_after=18), GridMeasurements()
+    # The warm-up of the fake engine takes 11 steps, the noise 21, and each repetition one more than it counts.
+    engines, found = Engines(interrupt_after=39), GridMeasurements()
     with pytest.raises(KeyboardInterrupt):
         measure_grid(PLAN, found, lambda share, what: None, engines.start, cache)
     assert 0 < len(found.steps) < 12

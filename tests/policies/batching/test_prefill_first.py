@@ -1,8 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headway.core.job import Job, JobState
+from headway.errors import ConfigError
+from headway.policies.batching.admission import prompts_of_step
 from headway.policies.batching.prefill_first import PrefillFirst
 from headway.policies.presets import PRESETS
 from tests.policies.batching.scene import Scene
@@ -106,19 +110,19 @@ def test_others_decode_while_a_half_computed_job_is_on_its_way_back() -> None:
     assert ids(scene.plan().run) == ["d0", "d1", "long"]
 
 
-@pytest.mark.parametrize(("host_free", "started"), [(2, []), (3, ["w0"]), (6, ["w0", "w1"])])
-def test_with_host_room_device_and_free_host_hold_all_residents_and_whoever_starts(
+@pytest.mark.parametrize(("host_free", "started"), [(9, []), (10, ["w0"]), (13, ["w0"]), (14, ["w0", "w1"])])
+def test_with_host_room_the_host_holds_all_residents_and_whoever_starts(
     host_free: int, started: list[str]
 ) -> None:
     # Blocks of 4: the residents have 11 tokens each, 6 blocks; w0 and w1 10 tokens, 3 blocks and one more each.
-    # 7 blocks and the free host: 6 + 3 + 1 = 10 for w0, and 6 + 4 + 3 + 1 = 14 for both, one less for neither.
-    fits = {"total_blocks": 7, "free_blocks": 7, "host_free_blocks": host_free + (host_free == 6)}
+    # 6 + 3 + 1 = 10 for w0, 6 + 4 + 3 + 1 = 14 for both. The device has room for more.
+    fits = {"total_blocks": 50, "free_blocks": 40, "host_total_blocks": host_free}
     scene = Scene(PrefillFirst(host_room=True), residents=DECODES, **fits).wait(W0, W1)
     assert ids(scene.plan().admit) == started
 
 
 def test_without_residents_host_room_does_not_matter() -> None:
-    scene = Scene(PrefillFirst(host_room=True), total_blocks=3, host_free_blocks=0).wait(W0)
+    scene = Scene(PrefillFirst(host_room=True), total_blocks=3, host_total_blocks=0).wait(W0)
     assert ids(scene.plan().admit) == ["w0"]
 
 
@@ -130,8 +134,69 @@ def test_always_swapping_by_hand() -> None:
         Arrival(id="b", at_step=0, prompt=8, output=6, limit=6),
         Arrival(id="c", at_step=5, prompt=1, output=1, limit=1),
     )
-    workload = Workload(arrivals, small_engine(num_blocks=6, max_num_batched_tokens=32, host_blocks=3))
+    # At the start the host has room for both, with a block each to grow into: 2 x (2 + 1).
+    workload = Workload(arrivals, small_engine(num_blocks=6, max_num_batched_tokens=32, host_blocks=6))
     run = drive(from_preset(PRESETS["vllm-s"])(workload), workload)
     ran = [sorted(job.id for job in outcome.tokens) for outcome in run.instance.outcomes]
     assert ran == [["a", "b"]] * 5 + [["a"], ["b"], ["c"]]
     assert run.instance.records["b"].swapped_blocks == 3
+
+
+# ---- padded prompts: vLLM 0.2.5 ---------------------------------------------------------------------
+
+
+def granted(preset: str, *arrivals: Arrival, **sizes: int) -> list[dict[str, int]]:
+    """The tokens of each step of a run."""
+    workload = Workload(arrivals, small_engine(num_blocks=1000, max_num_seqs=8, **sizes))
+    run = drive(from_preset(PRESETS[preset])(workload), workload)
+    return [{job.id: count for job, count in outcome.tokens.items()} for outcome in run.instance.outcomes]
+
+
+def one_token(id_: str, prompt: int) -> Arrival:
+    """A request at 0 that brings one token."""
+    return Arrival(id=id_, at_step=0, prompt=prompt, output=1, limit=1)
+
+
+def test_a_prefill_has_at_most_256_padding_tokens_by_hand() -> None:
+    # a and b count 300 each: 600, of which 600 - 400 = 200 are padding. With c 900, of which 900 - 444 = 456 are.
+    # With d, 300 long, in c's place the padding stays 200; but c stands before d, and nothing passes it over.
+    prompts = [one_token("a", 300), one_token("b", 100), one_token("c", 44), one_token("d", 300)]
+    sizes = {"max_num_batched_tokens": 2048}
+    assert granted("vllm-0.2.5", *prompts, **sizes) == [{"a": 300, "b": 100}, {"c": 44, "d": 300}]
+    assert granted("vllm-v0", *prompts, **sizes) == [{"a": 300, "b": 100, "c": 44, "d": 300}]
+
+
+@pytest.mark.parametrize(("longest", "first"), [(300, ["a", "b"]), (301, ["a"])])
+def test_the_budget_is_prompts_times_the_longest_by_hand(longest: int, first: list[str]) -> None:
+    # 2 x 300 = 600 is the budget; 2 x 301 is more, although 301 + 290 = 591 is not.
+    prompts = [one_token("a", longest), one_token("b", 290)]
+    steps = granted("vllm-0.2.5", *prompts, max_num_batched_tokens=600)
+    assert list(steps[0]) == first
+    assert len(granted("vllm-v0", *prompts, max_num_batched_tokens=600)) == 1
+
+
+def test_a_padded_prompt_longer_than_the_budget_runs_alone_in_chunks() -> None:
+    steps = granted("vllm-0.2.5", one_token("a", 20), one_token("b", 2), max_num_batched_tokens=16)
+    assert steps == [{"a": 16}, {"a": 4}, {"b": 2}]
+
+
+def test_in_an_empty_engine_a_job_that_is_not_ready_sets_no_padding() -> None:
+    # w0's 10 tokens beside w1's 2 and w2's 2 would be 24 of padding, and 30 tokens of 16.
+    short = [make_job("w1", prompt=2), make_job("w2", prompt=2)]
+    scene = Scene(PrefillFirst(max_padding_tokens=0), max_tokens=16, ready=lambda job: job is not W0)
+    assert ids(scene.wait(W0, *short).plan().admit) == ["w1", "w2"]
+
+
+@given(st.lists(st.integers(1, 40), max_size=12), st.integers(0, 60), st.integers(1, 120))
+def test_any_part_of_a_padded_batch_is_one_too(lengths: list[int], most: int, budget: int) -> None:
+    queued = [make_job(str(number), prompt=length) for number, length in enumerate(lengths)]
+    batch = prompts_of_step(queued, budget, max_padding_tokens=most)
+    assert batch == queued[: len(batch)]
+    for left_out in batch:
+        rest = [job for job in batch if job is not left_out]
+        assert prompts_of_step(rest, budget, max_padding_tokens=most) == rest
+
+
+def test_padding_below_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_padding_tokens is -1; accepted: 0 or more tokens a step"):
+        PrefillFirst(max_padding_tokens=-1)

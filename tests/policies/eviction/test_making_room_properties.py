@@ -130,6 +130,7 @@ def test_the_policy_of_a_row_tells_the_engine_whether_copies_are_serial() -> Non
     serial: dict[str, bool] = {name: _policy(name).serial_copies for name in PRESETS}
     assert {name for name, is_serial in serial.items() if is_serial} == {
         "adaptivellm",
+        "adaptivellm-prompt",
         "adaptivellm-memory",
         "adaptivellm-predict-only",
         "vllm-s",

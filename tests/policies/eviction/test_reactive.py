@@ -7,7 +7,7 @@ import pytest
 from headway.core.job import Job
 from headway.core.plan import Fate
 from headway.policies.batching.decode_first import DecodeFirst
-from headway.policies.eviction.reactive import Cheapest, Recompute
+from headway.policies.eviction.reactive import Cheapest, Recompute, Swap
 from headway.policies.presets import PRESETS
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset
@@ -44,6 +44,62 @@ def test_on_shortage_the_last_resident_is_dropped_and_computed_again_by_hand() -
     ]
     record = run.instance.records["b"]
     assert (record.preemptions, record.recomputed_tokens) == (1, 8)
+
+
+def steps_of(preset: str) -> list[dict[str, int]]:
+    """The tokens of each step: two prompts of 6 and 5 tokens, two tokens each, on 4 blocks of 4."""
+    arrivals = tuple(
+        Arrival(id=id_, at_step=0, prompt=prompt, output=2, limit=2) for id_, prompt in (("a", 6), ("b", 5))
+    )
+    workload = Workload(arrivals, small_engine(num_blocks=4, max_num_batched_tokens=32))
+    run = drive(from_preset(PRESETS[preset])(workload), workload)
+    return [{job.id: count for job, count in outcome.tokens.items()} for outcome in run.instance.outcomes]
+
+
+def test_vllm_0_2_5_wants_a_free_block_for_a_sequence_that_needs_none_by_hand() -> None:
+    # The prompts take 2 blocks each, all there are. No next token opens a block: a's 7th and b's 6th have room.
+    # vLLM 0.2.5 still finds no block free for a, drops b, has 2 free, and runs a, which ends. Then b is computed
+    # again, with the token it had.
+    assert steps_of("vllm-v0") == [{"a": 6, "b": 5}, {"a": 1, "b": 1}]
+    assert steps_of("vllm-0.2.5") == [{"a": 6, "b": 5}, {"a": 1}, {"b": 6}]
+
+
+@pytest.mark.parametrize(("free", "victims"), [(0, ["idle"]), (1, ["idle"]), (2, [])])
+def test_the_last_job_finds_a_block_free_when_those_before_it_have_theirs(
+    free: int, victims: list[str]
+) -> None:
+    # first opens a block. idle, behind it, opens none: of 2 free blocks one is left for it, of 1 none. With 0 it goes
+    # for first's block.
+    first, idle = resident("first", 2, 50.0), decoding("idle", prompt=30, arrival_s=90.0)
+    plan = evicted(Recompute(free_block_each=True), stage(first, idle, free=free))
+    assert (ids(plan.preempt), ids(plan.run)) == (victims, ["first", "idle"][: 2 - len(victims)])
+
+
+@pytest.mark.parametrize(
+    "eviction",
+    [Recompute(free_block_each=True), Swap(serial=True, fallback=False, free_block_each=True)],
+)
+def test_no_job_pauses_for_a_block_that_it_does_not_need(eviction: Recompute | Swap) -> None:
+    # Alone, or with a full host and no way to recompute, jobs go on while they have room in their blocks.
+    idle, other = (decoding(id_, prompt=30, arrival_s=90.0) for id_ in ("idle", "other"))
+    jobs = [idle] if isinstance(eviction, Recompute) else [idle, other]
+    plan = evicted(eviction, stage(*jobs, free=0, host=0))
+    assert (plan.preempt, list(plan.run)) == ({}, jobs)
+
+
+@pytest.mark.parametrize(("host", "victims"), [(12, []), (11, ["long"]), (10, ["long"])])
+def test_with_host_room_the_residents_hold_no_more_than_the_host(host: int, victims: list[str]) -> None:
+    # short and long hold 2 + 8 blocks and open one each: 12 in all. The device has blocks to spare.
+    view = stage(resident("short", 2), resident("long", 8), free=50, host=host)
+    view.host_total_blocks = host
+    plan = evicted(Swap(serial=True, fallback=False, host_room=True), view)
+    assert (ids(plan.preempt), ids(plan.run)) == (victims, ["short", "long"][: 2 - len(victims)])
+
+
+def test_with_host_room_a_lone_job_grows_beyond_the_host() -> None:
+    view = stage(resident("long", 8), free=50)
+    view.host_total_blocks = 3
+    assert ids(evicted(Swap(serial=True, fallback=False, host_room=True), view).run) == ["long"]
 
 
 SWAP, RECOMPUTE = Fate.SWAP, Fate.RECOMPUTE

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 from headway_reproduce.adaptivellm.setting import (
-    ADAPTIVE,
     ALL,
     BASELINE,
+    BY_ALL,
+    BY_PROMPT,
     DATA_SETS,
     EXACT,
     GROUPS,
@@ -12,13 +15,17 @@ from headway_reproduce.adaptivellm.setting import (
     MAIN,
     MODELS,
     PAPER_TABLE_3,
+    PLUS,
     QUICK,
+    TODAY,
     VARIATIONS,
     AdaptivePoint,
     ModelAndData,
+    parts_of,
 )
 
-from headway.lab.policy_choice import OWN_PARTS, check_policies
+from headway.lab.policy_choice import OWN_PARTS, Parts, check_policies
+from headway.policies.presets import PRESETS
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
 from headway.traces import NAMED_LAWS, load_trace
@@ -72,7 +79,34 @@ def test_a_point_is_a_thousand_requests_at_once_on_128_and_64_blocks() -> None:
         256,
     )
     assert (limits.prefix_caching, limits.asynchronous) == (False, False)
-    assert (run.seed, run.max_output_tokens, run.model) == (2, 64, "facebook/opt-13b")
+    assert (run.seed, run.max_output_tokens, run.model) == (2 * 12, 64, "facebook/opt-13b")
+    assert run.copy_bytes_per_s == 12e9
+
+
+def test_each_group_draws_requests_of_its_own() -> None:
+    runs = [AdaptivePoint(group=group).run(BASELINE, seed) for group in GROUPS for seed in range(3)]
+    assert sorted(run.seed for run in runs) == list(range(36))
+
+
+def test_the_baseline_is_the_preset_and_all_three_systems_have_its_rules() -> None:
+    row = PRESETS[BASELINE]
+    assert parts_of(BASELINE) == Parts(batching=row.batching, eviction=row.eviction)
+    for policy in MAIN:
+        own, given = PRESETS[policy], parts_of(policy)
+        if policy in (PLUS, TODAY):
+            assert given == OWN_PARTS
+        elif policy != BASELINE:
+            assert given.batching in (
+                f"{own.batching}:max_padding_tokens=256",
+                f"{own.batching},max_padding_tokens=256",
+            )
+            assert (given.eviction or "").endswith(",free_block_each=true")
+
+
+def test_both_readings_differ_in_the_sequence_length_alone() -> None:
+    prompt, whole = PRESETS[BY_PROMPT], PRESETS[BY_ALL]
+    assert (prompt.order, whole.order) == ("waited-over-length:prompt_only=true", "waited-over-length")
+    assert (prompt.batching, prompt.eviction) == (whole.batching, whole.eviction)
 
 
 def test_the_control_has_outputs_of_exactly_the_limit() -> None:
@@ -92,7 +126,7 @@ def test_the_policies_exist() -> None:
 def test_quick_is_a_part_of_all_with_the_same_workloads() -> None:
     quick, full = set(QUICK.first_runs()), set(ALL.first_runs())
     assert quick < full
-    assert {run.seed for run in quick} == {0}
+    assert {run.seed for run in quick} == set(range(12))
     assert QUICK.num_runs() == len(quick)
     assert ALL.num_runs() == len(full) + 12 * len(MAIN)
 
@@ -110,15 +144,21 @@ def test_table_3_is_whole_in_both() -> None:
 
 def test_the_longest_runs_come_first() -> None:
     first, *_ = ALL.first_runs()
-    assert (first.policy, first.max_output_tokens) == (ADAPTIVE, 256)
+    assert first.max_output_tokens == 256
     assert "constant:tokens=256" in first.trace
 
 
-def test_a_variation_changes_one_thing() -> None:
-    changes = [what.of(CHAT) for what in VARIATIONS]
-    assert [point.gpu_blocks for point in changes] == [128, 128, 128, 128, 64]
-    assert [point.host_blocks for point in changes] == [64, 10_000, 10_000, 64, 64]
-    assert [point.copy_bytes_per_s for point in changes] == [None, None, None, 12e9, None]
+def test_a_variation_changes_one_thing_and_the_baseline_keeps_the_engines_rules() -> None:
+    plain = AdaptivePoint(group=CHAT)
+    for what in VARIATIONS:
+        changed, base = what.of(CHAT), what.base_of(CHAT)
+        differing = [
+            each.name for each in fields(plain) if getattr(plain, each.name) != getattr(changed, each.name)
+        ]
+        assert len(differing) == (what.policy != "vllm-s-fallback")
+        rules = (changed.padding, changed.free_block_each)
+        assert base == replace(plain, padding=rules[0], free_block_each=rules[1])
+    assert parts_of(BASELINE, padding=False, free_block_each=False).eviction == PRESETS["vllm-v0"].eviction
 
 
 def test_loads_are_shares_of_capacity() -> None:

@@ -17,19 +17,21 @@ from headway_reproduce.adaptivellm.predictor_errors import (
     predictor_errors,
 )
 from headway_reproduce.adaptivellm.setting import (
-    ADAPTIVE,
     ALL,
     BASELINE,
+    BY_ALL,
+    BY_PROMPT,
     GROUPS,
+    MEMORY_ONLY,
+    NO_PADDING,
     PLUS,
     PREDICT_ONLY,
     QUICK,
+    ROOMY_HOST,
     SWAP,
-    SWAP_FALLBACK,
     TODAY,
     AdaptivePoint,
     AdaptiveScope,
-    AdaptiveVariation,
     ModelAndData,
 )
 from headway_reproduce.adaptivellm.study import AdaptiveLlm
@@ -40,32 +42,44 @@ from headway_reproduce.study_runs import KeptRuns, Meter, RunResult, StudyRun, t
 from headway.core.record import Outcome, Record
 from headway.errors import VLLM_COMES_BY, RecordError, SimulationError
 from headway.lab.papers import PaperRequest, papers
+from headway.predict.recompute.rows import write_rows
 from headway.results import summarize
 from headway.results.study import Study
+from tests.predict.prefills import rows
 from tests.results.examples import make, unfinished
 
 pytestmark = pytest.mark.slow
 
 CHAT = ModelAndData("OPT-13B", "Chatbot")
-SECONDS = {BASELINE: 12.0, SWAP: 30.0, SWAP_FALLBACK: 15.0, ADAPTIVE: 10.0, PLUS: 8.0, TODAY: 9.0}
+SECONDS = {
+    BASELINE: 12.0,
+    SWAP: 30.0,
+    BY_PROMPT: 10.0,
+    BY_ALL: 15.0,
+    MEMORY_ONLY: 12.0,
+    PLUS: 8.0,
+    TODAY: 9.0,
+}
 """How long the two requests of every run take: so throughput is 2 over it."""
 ERRORS = PredictorErrors(
     recompute_error=RecomputeError(value=0.05, measured_on="cpu-engine", held_out_rows=7),
     swap_error=SwapError(into=0.01, out=0.03, measured_on="cpu-engine"),
     machine="a test",
     rows=30,
+    noise=0.03,
 )
 
 
 def result(run: StudyRun, lost: Sequence[Record] = ()) -> RunResult:
     """Two requests at 0 s, first scheduled halfway through, done at the run's end: a second later for each seed."""
-    end_s = SECONDS.get(run.policy, 12.0) + run.seed
+    seed = run.seed // len(GROUPS)
+    end_s = SECONDS.get(run.policy, 12.0) + seed
     records = [make(id_, first_scheduled_s=end_s / 2, finished_s=end_s) for id_ in "ab"]
-    predicts = run.policy in (ADAPTIVE, PREDICT_ONLY)
-    meter = Meter(
-        swaps=30, recomputes=10 + run.seed, host_full=5, plans=100, plan_s=0.12 if predicts else 0.06
+    predicts = run.policy in (BY_PROMPT, PREDICT_ONLY)
+    meter = Meter(swaps=30, recomputes=10 + seed, host_full=5, plans=100, plan_s=0.12 if predicts else 0.06)
+    return RunResult(
+        summary=summarize([*records, *lost]), end_s=end_s, steps=100, meter=meter, saturated_rps=3 / end_s
     )
-    return RunResult(summary=summarize([*records, *lost]), end_s=end_s, steps=100, meter=meter)
 
 
 def kept(root: Path, scope: AdaptiveScope) -> KeptRuns:
@@ -109,7 +123,7 @@ def study(quick_root: Path) -> Study:
 
 def test_ratios_are_taken_seed_by_seed(full: ThroughputFindings) -> None:
     # 12 s, 13 s and 14 s over 10 s, 11 s and 12 s: 1.2, 1.1818 and 1.1667.
-    found = full.ratios(AdaptivePoint(group=CHAT), ADAPTIVE, BASELINE, throughput_rps)
+    found = full.ratios(AdaptivePoint(group=CHAT), BY_PROMPT, BASELINE, throughput_rps)
     assert found.mean == pytest.approx((12 / 10 + 13 / 11 + 14 / 12) / 3)
     assert found.deviation == pytest.approx(0.0167, abs=1e-4)
     assert full.mean(AdaptivePoint(group=CHAT), BASELINE, throughput_rps) == pytest.approx(
@@ -119,31 +133,30 @@ def test_ratios_are_taken_seed_by_seed(full: ThroughputFindings) -> None:
 
 def test_a_ratio_across_points_is_over_the_seeds_both_have(full: ThroughputFindings) -> None:
     # One seed with more blocks on the host, three without: 12 s over 10 s.
-    what = AdaptiveVariation("host never full", ADAPTIVE, host_blocks=10_000)
-    assert Throughput(full.kept, full.scope).varied_gain(CHAT, what) == pytest.approx(1.2)
+    assert full.varied_gain(CHAT, ROOMY_HOST["prompt"]) == pytest.approx(1.2)
+    assert full.varied_gain(CHAT, NO_PADDING) == pytest.approx(1.2)
 
 
 def test_counts_are_means_and_one_seed_has_no_spread(full: ThroughputFindings) -> None:
-    assert full.count(AdaptivePoint(group=CHAT), ADAPTIVE, "recomputes") == 11
-    capped = full.ratios(AdaptivePoint(group=CHAT, cap=8), ADAPTIVE, BASELINE, turnaround)
+    assert full.count(AdaptivePoint(group=CHAT), BY_PROMPT, "recomputes") == 11
+    capped = full.ratios(AdaptivePoint(group=CHAT, cap=8), BY_PROMPT, BASELINE, turnaround)
     assert capped.mean == pytest.approx(1.0)
     assert capped.deviation is None
 
 
 def test_a_cut_is_the_share_by_which_a_turnaround_is_shorter(full: ThroughputFindings) -> None:
     # Half of the time waiting: 2 for every policy, so nothing is cut.
-    assert full.mean(AdaptivePoint(group=CHAT), ADAPTIVE, turnaround) == pytest.approx(2.0)
-    assert LatencyFindings(full.kept, full.scope).cuts(AdaptivePoint(group=CHAT, cap=8)) == pytest.approx(
-        [0.0, 0.0]
-    )
+    assert full.mean(AdaptivePoint(group=CHAT), BY_PROMPT, turnaround) == pytest.approx(2.0)
+    found = LatencyFindings(full.kept, full.scope)
+    assert found.cut(AdaptivePoint(group=CHAT, cap=8), BY_PROMPT, BASELINE) == pytest.approx(0.0)
 
 
 def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
     findings = ThroughputFindings(read_kept(tmp_path, RunResult), QUICK)
     with pytest.raises(
-        SimulationError, match="adaptivellm has not been run at OPT-13B/Chatbot, natural outputs"
+        SimulationError, match="adaptivellm-prompt has not been run at OPT-13B/Chatbot, natural outputs"
     ):
-        findings.results(AdaptivePoint(group=CHAT), ADAPTIVE)
+        findings.results(AdaptivePoint(group=CHAT), BY_PROMPT)
     with pytest.raises(SimulationError, match="step by step"):
         Overheads(findings.kept, findings.scope).found()
 
@@ -164,26 +177,30 @@ def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
 def test_the_data_has_the_stable_keys_and_the_papers_numbers(study: Study) -> None:
     data = msgspec.json.decode(msgspec.json.encode(study.data))
     assert list(data) == [
-        *("quick", "cells_run", "cells_total", "seeds", "table3", "fig3", "weighted_turnaround_cut"),
-        *("decision_overhead", "recompute_error", "swap_error", "real_engine"),
+        *("quick", "cells_run", "cells_total", "seeds", "statements", "table3", "fig3", "schedules"),
+        *("one_thing_changed", "weighted_turnaround_cut", "decision_overhead"),
+        *("recompute_error", "swap_error", "predictor_noise", "real_engine"),
     ]
     assert (data["quick"], data["seeds"], data["cells_run"]) == (True, 1, QUICK.num_runs())
     assert data["cells_total"] == ALL.num_runs()
     assert list(data["table3"]) == [str(group) for group in GROUPS]
-    assert data["table3"]["OPT-13B/Chatbot"] == {
-        "vs_recompute": 1.2,
-        "vs_swap": 3.0,
-        "vs_swap_fallback": 1.5,
-        "plus_vs_recompute": 1.5,
+    chats = data["table3"]["OPT-13B/Chatbot"]
+    assert chats["paper"] == [1.38, 2.46]
+    assert chats["prompt"] == {
+        "vs_vllm": 1.2,
+        "vs_vllm_s": 3.0,
+        "vs_vllm_saturated": 1.2,
         "vs_vllm_today": 0.9,
-        "plus_vs_vllm_today": 1.125,
-        "paper": [1.38, 2.46],
-        "swaps": 30.0,
-        "recomputes": 10.0,
-        "host_full": 5.0,
     }
+    assert chats["prompt + output"]["vs_vllm"] == 0.8
+    assert chats["memory alone"]["vs_vllm"] == 1.0
+    assert chats["plus"] == {"vs_vllm": 1.5, "vs_vllm_today": 1.125}
+    assert chats["fates"]["prompt"] == {"swaps": 30.0, "recomputes": 10.0, "host_full": 5.0}
+    assert data["schedules"] == dict.fromkeys([BASELINE, BY_PROMPT, BY_ALL, MEMORY_ONLY], 1)
+    assert data["one_thing_changed"]["OPT-13B/Summary"]["no padding"] == 1.2
     assert list(data["fig3"]["OPT-13B/Summary"]["natural"]) == ["16", "64", "256"]
-    assert data["weighted_turnaround_cut"]["OPT-13B/Summary"]["128"] == {"vs_vllm": 0.0, "vs_vllm_s": 0.0}
+    cuts = data["weighted_turnaround_cut"]["OPT-13B/Summary"]["128"]
+    assert cuts == {name: {"vs_vllm": 0.0, "vs_vllm_s": 0.0} for name in ("prompt", "prompt + output")}
     assert data["decision_overhead"] == pytest.approx(0.012)  # 0.12 s of plans in 10 s
     assert data["recompute_error"]["value"] == 0.05
     assert data["swap_error"] == {"in": 0.01, "out": 0.03, "measured_on": "cpu-engine"}
@@ -191,7 +208,7 @@ def test_the_data_has_the_stable_keys_and_the_papers_numbers(study: Study) -> No
 
 def test_every_table_says_whether_it_was_simulated_or_measured(study: Study) -> None:
     labels = {table.name: table.measured_on for table in study.tables}
-    assert labels["table3"] == "simulated, A800 PCIe 80 GB"
+    assert labels["table3-vllm"] == "simulated, A800 PCIe 80 GB"
     assert labels["predictors"] == "real engine, a test"
     assert all(
         label.startswith(("simulated", "real engine")) or "timed on this machine" in label
@@ -199,11 +216,9 @@ def test_every_table_says_whether_it_was_simulated_or_measured(study: Study) -> 
     )
 
 
-def test_reasons_are_read_from_the_runs(study: Study) -> None:
+def test_schedules_that_differ_are_counted_and_what_is_left_out_is_said(study: Study) -> None:
     said = " ".join(sentence for part in study.parts for sentence in part.text)
-    assert "adaptivellm over vllm-v0: 1.20 to 1.20 times; in the paper 1.09 to 1.40." in said
-    assert "50% of adaptivellm's recomputes found the host full" in said
-    assert "shorter than that of vllm-v0 by 0% to 0%" in said
+    assert "Of the 12 groups so many schedules differ: 1 under vllm-0.2.5, 1 under adaptivellm-prompt" in said
     assert "Not run: --quick leaves it out." in said
 
 
@@ -222,7 +237,7 @@ def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path) -> None:
 def test_ablations_belong_to_the_whole(full: ThroughputFindings) -> None:
     part = Throughput(full.kept, full.scope).ablations()
     assert part is not None
-    assert part.tables[0].rows[0][1:4] == pytest.approx([1.0, 1.0, 1.0])
+    assert part.tables[0].rows[0][1:3] == pytest.approx([1.0, 1.0])
     assert Throughput(full.kept, QUICK).ablations() is None
 
 
@@ -243,13 +258,28 @@ def test_errors_that_are_kept_are_not_measured_again(quick_root: Path) -> None:
     assert found == ERRORS
     rows = found.part().tables[0].rows
     assert rows[0] == ["recompute", 0.05, 0.0176, 0.0130]
-    assert rows[2] == ["swap in", 0.01, 0.015, 0.011]
+    assert rows[2] == ["the same prefill again (noise)", 0.03, None, None]
+    assert rows[3] == ["swap in", 0.01, 0.015, 0.011]
 
 
 def test_kept_errors_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     (tmp_path / "predictors.json").write_text('{"rows": "many"}')
     with pytest.raises(RecordError, match=r"predictors\.json"):
         predictor_errors(PaperRequest(root=tmp_path, jobs=1), lambda line: None)
+
+
+@pytest.mark.parametrize(("noise", "refused"), [(0.62, True), (0.02, False)])
+def test_errors_of_a_busy_machine_are_refused_and_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noise: float, refused: bool
+) -> None:
+    write_rows(tmp_path / "recompute-rows-quick.json", msgspec.structs.replace(rows(), noise=noise))
+    monkeypatch.setattr("headway_reproduce.adaptivellm.predictor_errors.find_spec", lambda name: name)
+    found = predictor_errors(PaperRequest(root=tmp_path, jobs=1, quick=True), lambda line: None)
+    assert (found.recompute_error.value is None) is refused
+    assert found.noise == pytest.approx(noise, abs=0.02)
+    assert ("this busy machine the same prefill differs by 62%" in found.reason) is refused
+    assert (tmp_path / "predictors-quick.json").exists() is not refused
+    assert (tmp_path / "recompute-rows-quick.json").exists() is not refused
 
 
 def test_without_the_engine_the_reason_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import Literal, Protocol
@@ -18,13 +19,15 @@ from headway.engine.profiling.profile import Engine, Tell, play
 from headway.engine.vllm.stepped_engine import SteppedEngine
 from headway.errors import ConfigError
 from headway.predict.models.model_shape import ModelShape, read_model_shape
-from headway.predict.recompute.rows import BlockCopy, PrefillStep, RecomputeRows
+from headway.predict.recompute.rows import BlockCopy, PrefillStep, RecomputeRows, noise_of
 
 HEAD_SIZE = 64
 _QUERIES_A_KV_HEAD = 2
 _INNER_RATIO = 3.5
 """Width of the feed-forward over the hidden size, as in Llama 3."""
 _COPY_ROUNDS = 3
+_NOISE_STEPS = 20
+"""Of one kind, before all others, that tell how much one step differs from the next."""
 _ROOM_TOKENS = 64
 """A prompt as long as the model's limit leaves no room for its answer."""
 
@@ -41,7 +44,8 @@ class ClosableEngine(Engine, Protocol):
 class GridPlan:
     """Which models, which steps of each, how often; `name` is how tables and files label it.
 
-    A step holds `batch` prompts of `tokens` tokens, at most `max_step_tokens` in all.
+    A step holds `batch` prompts of `tokens` tokens, at most `max_step_tokens` in all. Where steps of one kind differ by
+    more than `most_noise` (`rows.noise_of`), nothing more is measured.
     """
 
     name: str
@@ -52,6 +56,7 @@ class GridPlan:
     repetitions: int = 7
     max_step_tokens: int = 1024
     seed: int = 0
+    most_noise: float = inf
 
     def __post_init__(self) -> None:
         odd = [width for width in self.widths if width < 1 or width % (HEAD_SIZE * _QUERIES_A_KV_HEAD)]
@@ -114,6 +119,7 @@ class GridMeasurements:
     models: list[ModelShape] = field(default_factory=list)
     steps: list[PrefillStep] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
+    noise: list[float] = field(default_factory=list)
 
     def rows(self, plan: GridPlan, *, interrupted: bool = False) -> RecomputeRows:
         """What is kept of it in a file, with this machine's name and today's date."""
@@ -127,6 +133,7 @@ class GridMeasurements:
             models=tuple(self.models),
             steps=tuple(self.steps),
             copies=tuple(self.copies),
+            noise=max(self.noise, default=None),
         )
 
 
@@ -147,7 +154,8 @@ def measure_grid(
 ) -> None:
     """Fill `into`, one model after another; models are made first where they are not there, without a network.
 
-    `tell` hears the share done (0-1) and what is going on.
+    `tell` hears the share done (0-1) and what is going on. Raises ConfigError where the machine is too noisy for the
+    plan.
     """
     recipes = plan.recipes()
     for index, (name, recipe) in enumerate(recipes):
@@ -168,11 +176,20 @@ def _part(tell: Tell, index: int, parts: int) -> Tell:
 
 
 def _measure_model(engine: Engine, plan: GridPlan, into: GridMeasurements, tell: Tell) -> None:
-    """Of the last model of `into`: copies of blocks, then every kind of step once a repetition, in random order."""
+    """Of the last model of `into`: how much steps of one kind differ, copies of blocks, then every kind of step once a
+    repetition, in random order.
+    """
     name = into.models[-1].name
     rng = random.Random(f"{plan.seed} {name}")
     for _ in play(engine, warm_up(engine.sizes), rng):
         pass
+    same = _prefills([(plan.tokens[len(plan.tokens) // 2], 1)] * _NOISE_STEPS)
+    into.noise.append(noise_of([taken.seconds for taken in play(engine, same, rng)]))
+    if into.noise[-1] > plan.most_noise:
+        raise ConfigError(
+            f"this machine is busy: steps of one kind differ by {into.noise[-1]:.0%} in the mean; accepted: up to "
+            f"{plan.most_noise:.0%}"
+        )
     into.copies += _copies(engine, name)
     kinds = plan.configurations()
     for repetition in range(plan.repetitions):

@@ -23,6 +23,7 @@ from headway.engine.vllm.seams import (
     works,
 )
 from headway.errors import ConfigError, SeamError
+from headway.policies.policy import Policy
 from headway.policies.presets import build_policy
 
 logger = logging.getLogger(__name__)
@@ -63,19 +64,25 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     from headway.engine.step.scheduler import scheduler_class  # needs names that vLLM may lack
 
     scheduler = scheduler_class(vllm_config)
-    policy = build_policy(preset)
+    _say_what_is_missing(vllm_config, settings, build_policy(preset))
+    logger.info("Headway policy %s (%s), %s", preset.name, preset.summary, scheduler.__name__)
+    return scheduler(vllm_config, *args, **kwargs)
+
+
+def _say_what_is_missing(vllm_config: Any, settings: EngineSettings, policy: Policy) -> None:
+    """Warn of what makes a policy another one here than its name stands for."""
     transfer = vllm_config.kv_transfer_config
     if policy.uses_host and transfer is None:
         logger.warning(
             "policy %s has no host memory to swap KV to, so it recomputes instead; --host-kv-gib GIB of "
             "`headway serve` gives it some",
-            preset.name,
+            policy.name,
         )
     elif transfer is not None and not is_anothers(transfer) and not policy.uses_host:
         logger.warning(
             "policy %s never swaps KV, so the host memory that is set aside for it (--host-kv-gib) is of no use; a "
             "policy that does: headway, fastserve, adaptivellm",
-            preset.name,
+            policy.name,
         )
     if settings.host_kv is not None and transfer is None and works(SWAPS):
         logger.warning(
@@ -85,16 +92,20 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         logger.warning(
             "policy %s goes by predicted lengths, and predictor is none: requests whose clients send no headway_length "
             "are served as if nothing were known of them",
-            preset.name,
+            policy.name,
+        )
+    if policy.pads_prompts:
+        logger.warning(
+            "policy %s makes its batches as an engine that pads prompts does; this vLLM pads none, so no step computes "
+            "padding here (the simulator charges it)",
+            policy.name,
         )
     if policy.needs_targets and not settings.default_slo():
         logger.warning(
             "policy %s goes by targets, and there are none here: requests whose clients name none are served first "
             "come, first served; --slo-ttft S and --slo-tbt S of `headway serve` set some",
-            preset.name,
+            policy.name,
         )
-    logger.info("Headway policy %s (%s), %s", preset.name, preset.summary, scheduler.__name__)
-    return scheduler(vllm_config, *args, **kwargs)
 
 
 def check_names() -> None:

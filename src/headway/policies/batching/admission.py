@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from headway.core.job import Job, JobState
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
+from headway.errors import ConfigError
 from headway.policies.demand import new_blocks, surely_fits
 from headway.policies.protocols import Order
 
@@ -102,6 +103,39 @@ def fitting_or_ready(
     if queued and not view.residents and not view.admissible(queued[0]):
         return queued
     return fitting(view, queued, free_blocks, head_room=head_room)
+
+
+def check_padding(max_padding_tokens: int | None) -> None:
+    """Raise ConfigError for a bound on padding below 0."""
+    if max_padding_tokens is not None and max_padding_tokens < 0:
+        raise ConfigError.of("max_padding_tokens", max_padding_tokens, "0 or more tokens a step")
+
+
+def prompts_of_step(
+    queued: Sequence[Job],
+    token_budget: int,
+    *,
+    max_padding_tokens: int | None = None,
+    skip_misfit: bool = False,
+) -> list[Job]:
+    """The leading jobs whose whole prompts one step computes; a first one longer than the budget comes alone.
+
+    Without `max_padding_tokens` the prompts' tokens fit the budget together. With it every prompt counts as long as
+    the longest: prompts x longest fits the budget, of which at most `max_padding_tokens` are padding. So does any
+    part of such a batch. The first job that does not fit ends it; `skip_misfit` passes it over. O(queued).
+    """
+    found: list[Job] = []
+    longest = total = 0
+    for job in queued:
+        more, most = total + job.num_tokens, max(longest, job.num_tokens)
+        computed = more if max_padding_tokens is None else (len(found) + 1) * most
+        padding_fits = max_padding_tokens is None or computed - more <= max_padding_tokens
+        if not found or (computed <= token_budget and padding_fits):
+            found.append(job)
+            total, longest = more, most
+        elif not skip_misfit:
+            break
+    return found
 
 
 def starts_beside(view: StepView, others: Collection[Job], room: int, job: Job) -> bool:

@@ -10,11 +10,14 @@ from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.admission import (
     candidates,
+    check_padding,
     fitting,
     fitting_or_ready,
+    prompts_of_step,
     ranked_queues,
     residents_next_blocks,
 )
+from headway.policies.demand import within_host
 from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 Newcomers = Callable[[StepView, Order, Collection[Job]], Sequence[Job]]
@@ -23,27 +26,45 @@ Newcomers = Callable[[StepView, Order, Collection[Job]], Sequence[Job]]
 
 @dataclass(slots=True)
 class PrefillFirst(Unchanging, LearnsNothing):
-    """A step either prefills or decodes, never both; prompts are computed whole (vLLM 0.2.5).
+    """A step either prefills or decodes, never both; prompts are computed whole (vLLM's first scheduler).
 
     While the first waiting job can start, decodes pause and their KV stays. In an empty engine jobs that are not
     ready are passed over. A prompt longer than a step's budget runs alone, in chunks. While any job is swapped
     none that waits is admitted: swapped jobs that fit, with a block each to grow into, come back and decode in the
-    same step. With `host_room` a waiting job starts only while the blocks of all residents, its own and one more fit
-    device and free host together, so that a job that has to leave finds room there (AdaptiveLLM section 1.7).
+    same step.
+
+    With `max_padding_tokens` prompts are padded to the longest of their step, as vLLM 0.2.1 to 0.3.3 does: see
+    `admission.prompts_of_step`. With `host_room` a job starts or comes back only while the blocks of all
+    residents, its own and one more fit the host's together, so that any job that has to leave finds room there
+    (AdaptiveLLM section 1.7); in an empty engine a waiting job starts whatever the host has.
     """
 
     host_room: bool = False
+    max_padding_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_padding(self.max_padding_tokens)
+
+    @property
+    def pads_prompts(self) -> bool:
+        """Whether prompts of a step count as long as the longest."""
+        return self.max_padding_tokens is not None
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """A prefill step if the first waiting job passes every check, else one decode of every resident."""
-        return prefills_or_decodes(view, order, leaving, self._candidates)
+        bounded = within_host(view) if self.host_room else view
+        return prefills_or_decodes(bounded, order, leaving, self._candidates)
 
     def _candidates(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
-        first = candidates(view, order, leaving)
-        if not self.host_room:
-            return first
-        held = sum(view.blocks(job.num_tokens) for job in view.residents)
-        return fitting_or_ready(view, first, view.total_blocks + view.host_free_blocks - held, head_room=1)
+        found: Sequence[Job] = candidates(view, order, leaving)
+        if self.host_room:
+            room = fitting_or_ready(view, found, view.free_blocks, head_room=1)
+            found = room if room or view.residents else found[:1]
+        if not self.pads_prompts:
+            return found
+        if not view.residents:
+            found = [job for job in found if view.ready(job)]
+        return prompts_of_step(found, view.max_tokens, max_padding_tokens=self.max_padding_tokens)
 
 
 def prefills_or_decodes(

@@ -6,11 +6,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from headway.core.fill import starts_whole
 from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
-from headway.policies.batching.admission import fitting, ranked_queues, residents_next_blocks
+from headway.policies.batching.admission import (
+    check_padding,
+    fitting,
+    prompts_of_step,
+    ranked_queues,
+    residents_next_blocks,
+)
 from headway.policies.order.response_ratio import WaitedOverLength
 from headway.policies.protocols import Drifting, LearnsNothing, Order, values
 
@@ -27,9 +32,9 @@ class SwappedOrWaiting(Drifting, LearnsNothing):
     or no block is free. An empty list never wins (gap A3), a tie goes to the swapped (A2). A step that starts
     prompts runs no decodes; swapped jobs come back and decode with the residents in one step. An order without
     values of its own ranks within the queues, which are then compared by waited / length. `skip_misfit` passes
-    over a job that does not fit. A list whose first job is not ready counts as empty: at most two calls of
-    `view.admissible` a step. In an empty engine with neither list ready, the engine decides which waiting job may
-    start. O(residents + seats) a step, and the order's own ranking.
+    over a job that does not fit; `max_padding_tokens` is as `PrefillFirst` has it. A list whose first job is not ready
+    counts as empty: at most two calls of `view.admissible` a step. In an empty engine with neither list ready, the
+    engine decides which waiting job may start. O(residents + seats) a step, and the order's own ranking.
 
     No job waits for ever. (1) Each step that runs brings an output token, or is one of the ceil(length /
     max_tokens) chunks of a prompt that runs alone and brings one at its end; tokens known are never lost. So jobs
@@ -41,6 +46,15 @@ class SwappedOrWaiting(Drifting, LearnsNothing):
     """
 
     skip_misfit: bool = False
+    max_padding_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        check_padding(self.max_padding_tokens)
+
+    @property
+    def pads_prompts(self) -> bool:
+        """Whether prompts of a step count as long as the longest."""
+        return self.max_padding_tokens is not None
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """One decode of all, with or without swapped jobs back, or a prefill of waiting ones."""
@@ -65,28 +79,24 @@ class SwappedOrWaiting(Drifting, LearnsNothing):
         # A job takes a block at least, so no more than there are can start.
         back, line = ranked_queues(view, order, leaving, min(view.seats, room))
         swapped = fitting(view, back, room, skip_misfit=self.skip_misfit)
-        waiting = fitting(view, line, room, skip_misfit=self.skip_misfit)
-        waiting = _whole_prompts(waiting, view.max_tokens, skip_misfit=self.skip_misfit)
+        waiting = self._prompts(view, fitting(view, line, room, skip_misfit=self.skip_misfit))
         ready = _if_ready(view, swapped[: view.seats]), _if_ready(view, waiting[: view.seats])
-        return ready if view.residents or any(ready) else ((), line)
+        if view.residents or any(ready):
+            return ready
+        return (), self._prompts(view, list(filter(view.ready, line))) if self.pads_prompts else line
+
+    def _prompts(self, view: StepView, queued: Sequence[Job]) -> list[Job]:
+        return prompts_of_step(
+            queued,
+            view.max_tokens,
+            max_padding_tokens=self.max_padding_tokens,
+            skip_misfit=self.skip_misfit,
+        )
 
 
 def _if_ready(view: StepView, queued: list[Job]) -> list[Job]:
     """The list, or nothing if its first job would be passed over."""
     return queued if queued and view.admissible(queued[0]) else []
-
-
-def _whole_prompts(queued: Sequence[Job], token_budget: int, *, skip_misfit: bool) -> list[Job]:
-    """The leading jobs whose whole prompts fit the budget together; one longer than it comes alone."""
-    found: list[Job] = []
-    left = token_budget
-    for job in queued:
-        if left > 0 and starts_whole(job.num_tokens, left, token_budget):
-            found.append(job)
-            left -= job.num_tokens
-        elif not skip_misfit:
-            break
-    return found
 
 
 def _mean(value: Callable[[Job, float], float], queued: Sequence[Job], now_s: float) -> float:

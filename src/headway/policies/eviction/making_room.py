@@ -110,6 +110,7 @@ def make_room(
     *,
     serial: bool,
     spared: Collection[Job] = (),
+    free_block_each: bool = False,
 ) -> StepPlan:
     """The plan with as many victims as its `run` lacks blocks; the same object when it lacks none.
 
@@ -120,27 +121,40 @@ def make_room(
     that none could run, it is overruled, and they are recomputed. Blocks that a victim shares with others are counted
     although they stay: where that leaves the step short, the fill rule takes the last resident.
 
+    With `free_block_each` a job of `run` wants one block to be free once those before it have theirs, whether it opens
+    one or not. So a victim goes for a last job that opens none and finds no block free; no job pauses for it.
+
     O(1) with blocks to spare, else O(residents), and short of blocks a ranking and O(residents) a victim.
     Source: AdaptiveLLM Algorithm 1 (section 1.3), with the lowest for its "pop" (gap A1).
     """
     if surely_fits(view, len(plan.run), plan.token_budget):
         return plan
-    shortage = _Shortage(view, plan, serial=serial)
-    if shortage.needed <= view.free_blocks:
+    shortage = _Shortage(view, plan, serial=serial, free_block_each=free_block_each)
+    if shortage.wanted <= view.free_blocks:
         return plan
     ranked = order.rank(view.residents, view.now_s)
     # A stable sort: among the spared, and among the others, still the lowest first.
     for job in sorted(ranked[:0:-1], key=lambda job: job in spared):
-        if shortage.needed <= shortage.free + shortage.coming:
+        if shortage.wanted <= shortage.free + shortage.coming:
             break
         shortage.evict(job, choose)
+    if not shortage.preempt and shortage.needed <= view.free_blocks:
+        return plan
     while shortage.needed > shortage.free:
         # Anew each time: the tokens of a job that pauses may let a lower one open a block.
         shortage.pause(next(job for job in reversed(ranked) if job in shortage.demand))
     run = shortage.run
     if shortage.all_paused:
         if len(shortage.preempt) < len(ranked) - 1:
-            return make_room(view, plan, order, lambda *_: Fate.RECOMPUTE, serial=serial, spared=spared)
+            return make_room(
+                view,
+                plan,
+                order,
+                lambda *_: Fate.RECOMPUTE,
+                serial=serial,
+                spared=spared,
+                free_block_each=free_block_each,
+            )
         run = [ranked[0]]
     return replace(plan, run=run, preempt=shortage.preempt, admit=())
 
@@ -148,7 +162,7 @@ def make_room(
 class _Shortage:
     """A step's run and preemptions while room is made, and the blocks that are free, coming free and needed."""
 
-    def __init__(self, view: StepView, plan: StepPlan, *, serial: bool) -> None:
+    def __init__(self, view: StepView, plan: StepPlan, *, serial: bool, free_block_each: bool) -> None:
         self.run = list(plan.run)
         self.preempt: dict[Job, Fate] = {}
         self.free = view.free_blocks
@@ -156,6 +170,7 @@ class _Shortage:
         self._view = view
         self._plan = plan
         self._serial = serial
+        self._free_block_each = free_block_each
         self._host = HostRoom(view)
         self._paused = False
         self._count()
@@ -168,6 +183,12 @@ class _Shortage:
     def needed(self) -> int:
         """Blocks that the run as it is would newly take."""
         return sum(self.demand.values())
+
+    @property
+    def wanted(self) -> int:
+        """Blocks that are to be free for the run: those it needs, and one where its last job is to find one free."""
+        finds_one = self._free_block_each and bool(self.run) and self.run[-1] not in self.demand
+        return self.needed + finds_one
 
     @property
     def all_paused(self) -> bool:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
+from headway.policies.demand import within_host
 from headway.policies.eviction.making_room import Residency, make_room
 from headway.policies.eviction.urgent_room import DEFAULT_MAX_RECOMPUTED, make_urgent_room
-from headway.policies.protocols import LearnsNothing, Order, Unchanging
+from headway.policies.protocols import LearnsNothing, Order
 
 
 def swap_s(cost: CostModel, view: StepView, job: Job, *, serial: bool) -> float:
@@ -49,40 +52,82 @@ def cheaper_fate(cost: CostModel, view: StepView, job: Job, has_room: bool, *, s
     return Fate.SWAP if cheaper and has_room else Fate.RECOMPUTE
 
 
-class Recompute(Unchanging, LearnsNothing):
-    """No job leaves ahead of need; on shortage the fill rule drops the last resident (stock vLLM V1)."""
+class OnShortage:
+    """Mixed into an eviction that acts when blocks run out.
+
+    `free_block_each` is as in `make_room`: vLLM's first scheduler asks it of every running sequence (vLLM 0.2.5,
+    BlockSpaceManager.can_append_slot). Such an eviction may act while blocks are left, at a step that nothing tells
+    ahead.
+    """
+
+    free_block_each: bool
+
+    def next_change_s(self, view: StepView) -> float:
+        """Never; not known where every job is to find a block free."""
+        return -inf if self.free_block_each else inf
+
+
+class Recompute(OnShortage, LearnsNothing):
+    """No job leaves ahead of need; on shortage the fill rule drops the last resident (stock vLLM V1).
+
+    With `free_block_each` the lowest ranked are dropped before the step, as vLLM 0.2.5 does.
+    """
 
     serial = False
 
+    def __init__(self, *, free_block_each: bool = False) -> None:
+        self.free_block_each = free_block_each
+
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """The plan as it is."""
-        return plan
+        """The plan as it is, or without those that leave no block for the others."""
+        if not self.free_block_each:
+            return plan
+        return make_room(view, plan, order, lambda *_: Fate.RECOMPUTE, serial=False, free_block_each=True)
 
     def ranks_nobody(self, view: StepView) -> bool:
         """Always, while there are blocks."""
         return True
 
 
-class Swap(Unchanging):
+class Swap(OnShortage):
     """Every victim is swapped; with `fallback`, one the host has no room for is recomputed.
 
     Without it, such a job keeps its KV and pauses until others end; only when no other job could run either is
     it recomputed after all. `serial` has the step wait for the copies decided with it, as vLLM 0.2.5 does; else
-    they go beside the steps. `min_residency`: steps for which a job that was just admitted is spared. Source:
-    the vLLM_S of AdaptiveLLM (section 1.7).
+    they go beside the steps. With `host_room` jobs also leave for what the residents hold more than the host's blocks
+    (`demand.within_host`), a lone one excepted. `min_residency`: steps for which a job that was just admitted is
+    spared. Source: the vLLM_S of AdaptiveLLM (section 1.7).
     """
 
     uses_host = True
 
-    def __init__(self, *, serial: bool = False, fallback: bool = True, min_residency: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        serial: bool = False,
+        fallback: bool = True,
+        min_residency: int = 0,
+        free_block_each: bool = False,
+        host_room: bool = False,
+    ) -> None:
         self.serial = serial
+        self.host_room = host_room
+        self.free_block_each = free_block_each
         self.fallback = fallback
         self.min_residency = min_residency
         self._residency = Residency(min_residency)
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
         """The lowest ranked leave, as many as the step lacks blocks."""
-        return make_room(view, plan, order, self._fate, serial=self.serial, spared=self._residency.recent())
+        return make_room(
+            within_host(view) if self.host_room else view,
+            plan,
+            order,
+            self._fate,
+            serial=self.serial,
+            spared=self._residency.recent(),
+            free_block_each=self.free_block_each,
+        )
 
     def _fate(self, job: Job, has_room: bool) -> Fate | None:
         return Fate.SWAP if has_room else Fate.RECOMPUTE if self.fallback else None
@@ -91,12 +136,16 @@ class Swap(Unchanging):
         """Always, while there are blocks."""
         return True
 
+    def next_change_s(self, view: StepView) -> float:
+        """Never; not known where jobs leave while the device has blocks."""
+        return -inf if self.host_room else super().next_change_s(view)
+
     def observe(self, outcome: StepOutcome) -> None:
         """Note which jobs came."""
         self._residency.observe(outcome)
 
 
-class Cheapest(Unchanging):
+class Cheapest(OnShortage):
     """A victim is swapped if that is predicted to cost others less time than to drop its KV (`cheaper_fate`).
 
     Ties, and a host without room, mean to recompute. `serial` has the step wait for the copies decided with it, as in
@@ -117,6 +166,7 @@ class Cheapest(Unchanging):
         always_recompute: bool = False,
         urgent: bool = False,
         max_recomputed: float = DEFAULT_MAX_RECOMPUTED,
+        free_block_each: bool = False,
     ) -> None:
         if not max_recomputed >= 0:
             raise ConfigError.of("max_recomputed", max_recomputed, "0 or more times a job's tokens")
@@ -125,6 +175,7 @@ class Cheapest(Unchanging):
         self.always_recompute = always_recompute
         self.urgent = urgent
         self.max_recomputed = max_recomputed
+        self.free_block_each = free_block_each
         self._cost: CostModel = cost or UnknownCost()
         self._residency = Residency(min_residency)
 
@@ -136,7 +187,15 @@ class Cheapest(Unchanging):
             return Fate.RECOMPUTE if self.always_recompute else cheaper
 
         recent = self._residency.recent()
-        plan = make_room(view, plan, order, fate, serial=self.serial, spared=recent)
+        plan = make_room(
+            view,
+            plan,
+            order,
+            fate,
+            serial=self.serial,
+            spared=recent,
+            free_block_each=self.free_block_each,
+        )
         if plan.preempt or not self.urgent:
             return plan
         return make_urgent_room(view, plan, order, fate, spared=recent, max_recomputed=self.max_recomputed)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Final, Literal
 
 import msgspec
@@ -56,7 +56,10 @@ class BlockCopy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RecomputeRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was measured, on what, when and by which plan; steps are in the order they were taken."""
+    """What was measured, on what, when and by which plan; steps are in the order they were taken.
+
+    `noise` is what `noise_of` says of steps of one kind, measured first, of the noisiest model; None in older files.
+    """
 
     format: Literal["headway-recompute-rows"] = "headway-recompute-rows"
     version: Literal[1] = VERSION
@@ -69,10 +72,17 @@ class RecomputeRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     models: tuple[ModelShape, ...]
     steps: tuple[PrefillStep, ...]
     copies: tuple[BlockCopy, ...]
+    noise: float | None = None
 
     def model(self, name: str) -> ModelShape:
         """The sizes of one of the models."""
         return next(model for model in self.models if model.name == name)
+
+
+def noise_of(seconds: Sequence[float]) -> float:
+    """By how much times of the very same step differ from their median, in the mean, as a share of it."""
+    middle = median(seconds)
+    return fmean(abs(each - middle) for each in seconds) / middle
 
 
 def write_rows(path: Path, rows: RecomputeRows) -> None:
