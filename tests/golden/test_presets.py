@@ -26,6 +26,7 @@ NEVER_PREEMPTED = ("orca", "static", "defer", "fastertransformer", "predicted", 
 """By what they set aside: room for every limit, or, as far as this workload goes, by prediction."""
 SWAPPING = (
     "adaptivellm",
+    "adaptivellm-prompt",
     "adaptivellm-memory",
     "vllm-s",
     "vllm-s-fallback",
