@@ -3,7 +3,8 @@
 The real CPU engine with a made model and few KV blocks, so that requests are preempted all the time: short prompts
 and long ones (the paper's Summary), all there at once, outputs of set lengths, greedy. Policies of a family differ
 in the eviction alone: `adaptivellm`, and its twins `recompute` and `swap`; copies wait. The same once more for
-`adaptivellm-plus`, whose copies go on beside the steps. Copies are held to bandwidths `slow`, `fast` and, if asked
+`adaptivellm-plus`, whose copies go on beside the steps, and of which `adaptivellm-plus_vs_vllm` tells what it is worth
+beside today's `vllm`; `--blocks` sets how short memory is. Copies are held to bandwidths `slow`, `fast` and, if asked
 for, `even`: multiples of the break-even at which a victim of that workload takes as long out and back as to prefill,
 measured first. Every run begins with requests that do not count, from which costs are learned.
 
@@ -37,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 from bench.command import say
 from bench.gain.swap_runs import (
+    DEVICE_BLOCKS,
     FAMILIES,
     LOADS,
     SERIAL,
@@ -81,12 +83,14 @@ def measured_costs(loads: Sequence[Load]) -> tuple[Costs, dict[str, Victim]]:
 
 
 def measure(
-    cases: Sequence[SwapCase], families: Sequence[Family], rounds: int, learning_share: float
+    cases: Sequence[SwapCase],
+    families: Sequence[Family],
+    rounds: int,
+    learning_share: float,
+    blocks: int = DEVICE_BLOCKS,
 ) -> Runs:
     """Every policy of every case once a round: those whose copies wait side by side, the others one by one."""
-    runs: Runs = {
-        case.name: {name: [] for family in families for name in family.settings()} for case in cases
-    }
+    runs: Runs = {case.name: {name: [] for family in families for name in family.served()} for case in cases}
 
     def lane(case: SwapCase, number: int, family: Family, name: str) -> Lane[WatchedEngine, SwapRun]:
         def keep(run: SwapRun) -> None:
@@ -99,16 +103,16 @@ def measure(
         work = partial(
             run_once,
             load=case.load,
-            settings=family.settings()[name],
+            settings=family.served()[name],
             seed=number,
             learning_share=learning_share,
             bytes_per_s=case.bytes_per_s,
         )
-        return Lane(SwapEngine(), work, keep)
+        return Lane(SwapEngine(blocks), work, keep)
 
     groups: list[list[Lane[WatchedEngine, SwapRun]]] = []
     for number, case, family in product(range(rounds), cases, families):
-        names = list(family.settings())[:: -1 if number % 2 else 1]
+        names = list(family.served())[:: -1 if number % 2 else 1]
         lanes = [lane(case, number, family, name) for name in names]
         groups += [lanes] if family is SERIAL else [[each] for each in lanes]
     measure_side_by_side(groups, say)
@@ -144,8 +148,10 @@ def _cell(
     cell: dict[str, Any] = {"bytes_per_s": case.bytes_per_s}
     for family in families:
         *twins, own = family.settings()
-        cell.update((name, policy_row(runs[name], law, block_bytes)) for name in (*twins, own))
-        times_s = {name: [run.makespan_s for run in runs[name]] for name in (*twins, own)}
+        cell.update((name, policy_row(runs[name], law, block_bytes)) for name in family.served())
+        times_s = {name: [run.makespan_s for run in runs[name]] for name in family.served()}
+        for other in family.beside:
+            cell[f"{own}_vs_{other}"] = versus(times_s[own], {other: times_s[other]})["ratio"]
         found = versus(times_s[own], {twin: times_s[twin] for twin in twins})
         cell[f"{own}_vs_better"] = found["ratio"]
         cell[f"{own}_vs_better_spread"] = found["spread"]
@@ -185,6 +191,7 @@ def swap(
     families: Sequence[Family],
     rounds: int,
     learning_share: float,
+    blocks: int = DEVICE_BLOCKS,
 ) -> dict[str, Any]:
     """The whole report."""
     costs, victims = measured_costs(loads)
@@ -193,10 +200,12 @@ def swap(
         SwapCase(load, name, factor * victims[load.name].break_even_bytes_per_s)
         for load, (name, factor) in product(loads, bandwidths.items())
     ]
-    found = report(cases, families, measure(cases, families, rounds, learning_share), costs.block_bytes)
+    runs = measure(cases, families, rounds, learning_share, blocks)
+    found = report(cases, families, runs, costs.block_bytes)
     return {
         "machine": f"{machine_name()}, vLLM {vllm_version()}",
         "rounds": rounds,
+        "device_blocks": blocks,
         **found,
         "copy_bandwidth": costs.copy_bandwidth(),
         "break_even": {
@@ -212,7 +221,7 @@ def table(families: Sequence[Family], found: Mapping[str, Any]) -> Iterator[str]
         yield f"{name}: copies at {cell['bytes_per_s'] / 1e6:.0f} MB/s"
         for family in families:
             *_, own = family.settings()
-            for policy in family.settings():
+            for policy in family.served():
                 row = cell[policy]
                 yield (
                     f"  {policy:17} {row['makespan_s']:6.2f} s ({row['makespan_at_one_speed_s']:.2f} at one speed)  "
@@ -224,6 +233,8 @@ def table(families: Sequence[Family], found: Mapping[str, Any]) -> Iterator[str]
                 f"  {own} over {cell[f'{own}_better']}: {cell[f'{own}_vs_better']:.3f} ({low:.3f} to {high:.3f}), "
                 f"at one speed {cell[f'{own}_vs_better_at_one_speed']:.3f}"
             )
+            for other in family.beside:
+                yield f"  {own} over {other}: {cell[f'{own}_vs_{other}']:.3f}"
         for policy, hidden in found["copy_time_hidden"][name].items():
             beside = "" if hidden["serial"] else f", steps {hidden['steps_longer_share']:+.1%} beside copies"
             yield f"  {policy}: {hidden['hidden_share']:.0%} of copy time hidden{beside}"
@@ -257,12 +268,15 @@ def main() -> None:
     parser.add_argument(
         "--learning", type=float, default=LEARNING_SHARE, metavar="SHARE", help=f"default {LEARNING_SHARE}"
     )
+    parser.add_argument(
+        "--blocks", type=int, default=DEVICE_BLOCKS, help=f"KV blocks of the device (default {DEVICE_BLOCKS})"
+    )
     arguments = parser.parse_args()
     loads = [load for load in LOADS if load.name in (arguments.load or [load.name])]
     chosen = arguments.bandwidth or DEFAULT_BANDWIDTHS
     bandwidths = {name: BANDWIDTHS[name] for name in chosen}
     families = [family for family in FAMILIES if family.preset in (arguments.policy or [family.preset])]
-    found = swap(loads, bandwidths, families, arguments.rounds, arguments.learning)
+    found = swap(loads, bandwidths, families, arguments.rounds, arguments.learning, arguments.blocks)
     print(json.dumps(found) if arguments.json else "\n".join(table(families, found)))
 
 

@@ -213,10 +213,11 @@ LOADS = (Load("short", 80, 20.0, 128, 100.0, 200), Load("long", 16, 340.0, 640, 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Policies that differ in the eviction alone: a preset, and its twins' evictions."""
+    """Policies that differ in the eviction alone: a preset, and its twins' evictions; `beside` are others served."""
 
     preset: str
     evictions: Mapping[str, str]
+    beside: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, EngineSettings]:
         """By the name a cell has for it: the twins, then the preset itself."""
@@ -228,11 +229,22 @@ class Family:
         }
         return {**twins, self.preset: EngineSettings(policy=self.preset, host_kv=host)}
 
+    def others(self) -> dict[str, EngineSettings]:
+        """Those beside it, by their names."""
+        host = HostKv(blocks=HOST_BLOCKS)
+        return {name: EngineSettings(policy=name, host_kv=host) for name in self.beside}
+
+    def served(self) -> dict[str, EngineSettings]:
+        """All of them."""
+        return {**self.others(), **self.settings()}
+
 
 SERIAL = Family("adaptivellm", {"recompute": "recompute", "swap": "swap:serial=true"})
 """Steps wait for their copies."""
-BESIDE = Family("adaptivellm-plus", {"recompute": "recompute", "swap": "swap:min_residency=4"})
-"""Copies go on beside the steps."""
+BESIDE = Family(
+    "adaptivellm-plus", {"recompute": "recompute", "swap": "swap:min_residency=4"}, beside=("vllm",)
+)
+"""Copies go on beside the steps, as today; and today's vLLM, which recomputes."""
 FAMILIES = (SERIAL, BESIDE)
 
 
@@ -252,13 +264,15 @@ class SwapCase:
 
 @dataclass(frozen=True, slots=True)
 class SwapEngine:
-    """The engine of every run."""
+    """The engine of every run; `blocks` are the device's."""
+
+    blocks: int = DEVICE_BLOCKS
 
     @contextmanager
     def serving(self) -> Iterator[WatchedEngine]:
         """One without prefix caching."""
         flags = (
-            *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(DEVICE_BLOCKS + 1)),
+            *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(self.blocks + 1)),
             *("--max-num-seqs", str(SEATS), "--max-num-batched-tokens", "2048"),
             *("--max-model-len", str(LONGEST_TOKENS), "--no-enable-prefix-caching", "--enforce-eager"),
         )

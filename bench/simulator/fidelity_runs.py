@@ -91,7 +91,7 @@ class FidelitySetup(msgspec.Struct, frozen=True, kw_only=True):
 PLAIN = FidelitySetup(policies=("vllm", "sarathi", "sjf", "hrrn"), loads=(0.5, 0.8, 1.1))
 SWAPS = FidelitySetup(
     policies=(
-        *("adaptivellm", "adaptivellm-plus", "vllm-s", "vllm-s-fallback"),
+        *("adaptivellm", "adaptivellm-prompt", "adaptivellm-plus", "vllm-s", "vllm-s-fallback"),
         *("adaptivellm-memory", "adaptivellm-fairness", "adaptivellm-predict-only"),
         *("fastserve", "fastserve-v3", "fastserve-artifact", "fastserve-fcfs", "fixed-priority"),
         *("mlfq-no-preempt", "defer", "reactive-swap", "recompute", "predicted", "headway"),

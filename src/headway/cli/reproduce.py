@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EPILOG = """Examples:
 
-  headway reproduce adaptivellm --quick --out out/adaptivellm      # under two minutes on two cores
+  headway reproduce adaptivellm --quick --out out/adaptivellm      # under four minutes on two cores
 
   headway reproduce adaptivellm --out out/adaptivellm              # all of it; goes on with what is there
 
@@ -33,9 +33,10 @@ EPILOG = """Examples:
   headway reproduce all --quick --json
 
 What --quick runs is fixed. Of adaptivellm: one seed; Table 3 whole; Fig. 3 for OPT-13B with Chatbot and Summary at 16,
-64 and 256 tokens; Fig. 4 for the same two at batch caps 64 and 128; predictor errors of one small model. Of fastserve:
-one seed; GPT-175B on 16 GPUs at six loads, CV 1 and 8, theta 0.7, 1.1 and 1.5, and four reasons; the ablations at four
-loads, the same CV and theta, and half of the KV. Of magnus: one seed; every policy at loads 0.8, 1.5 and 4; its
+64 and 256 tokens, Fig. 4 and what changes with one thing changed for the same two; predictor errors of one small model.
+Of fastserve: one seed; GPT-175B on 16 GPUs at six loads, CV 1 and 8, theta 0.7, 1.1 and 1.5, and four reasons; the
+ablations at four loads, the same CV and theta, and half of the KV. Of magnus: one seed; every policy at loads 0.8, 1.5
+and 4; its
 threshold swept at load 4; the toy. Of ascendra: one seed; Mistral-7B and Qwen-14B with ShareGPT at seven rates; for the
 first also overload at 1.0 and 1.5 of capacity, targets at three factors, ablations at two rates. Without --quick each
 takes up to half an hour on two cores.

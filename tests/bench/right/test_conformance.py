@@ -79,6 +79,7 @@ def tallies(
     [
         *(("vllm", False, False), ("vllm", True, True), ("vllm-v0", False, True), ("vllm-v0", True, False)),
         *(("edf", False, False), ("edf", True, True), ("headway", False, True), ("headway", True, False)),
+        *(("vllm-0.2.5", False, False), ("vllm-0.2.5", True, True)),
     ],
 )
 def test_every_decision_is_the_real_ones(

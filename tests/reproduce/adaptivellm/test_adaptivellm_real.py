@@ -23,13 +23,13 @@ def test_the_engine_has_the_papers_kv_tokens_in_larger_blocks() -> None:
 @pytest.mark.engine
 def test_they_swap_and_recompute_on_the_real_engine() -> None:
     sizes = REAL_PLAN.sizes
-    engine = SteppedEngine("demo", sizes.flags(), sizes.settings("vllm-v0"))
+    engine = SteppedEngine("demo", sizes.flags(), sizes.settings("vllm-0.2.5"))
     try:
         found = replace(REAL_PLAN, rounds=1).run(engine, real_requests(100))
     finally:
         engine.close()
     by_policy = {result.policy: result.summaries[0] for result in found}
     assert all(summary.finished == 100 for summary in by_policy.values())
-    assert by_policy["vllm-v0"].swapped_out_blocks == 0
+    assert by_policy["vllm-0.2.5"].swapped_out_blocks == 0
     assert by_policy["vllm-s"].recomputed_tokens == 0
     assert by_policy["vllm-s"].swapped_out_blocks > 0
