@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.job import Job
 from headway.core.view import StepView
-from headway.policies.demand import new_blocks, surely_fits
+from headway.policies.demand import new_blocks, surely_fits, within_host
 from tests.strategies import decoding, prefilling
 
 
@@ -55,3 +56,12 @@ def test_what_surely_fits_does(sizes: list[tuple[int, int]], budget: int, block_
     view = StepView(block_size=block_size, free_blocks=len(jobs) + budget // block_size)
     assert surely_fits(view, len(jobs), budget)
     assert needed <= view.free_blocks
+
+
+@pytest.mark.parametrize(("host", "free"), [(20, 12), (18, 12), (17, 11), (3, 0), (0, 12)])
+def test_a_device_bounded_by_the_host_holds_no_more_than_it(host: int, free: int) -> None:
+    # Two residents of 10 computed tokens, 3 blocks of 4 each, and 12 free: of 17 on the host 11 are left beside them.
+    view = StepView(
+        residents=[decoding("a"), decoding("b")], free_blocks=12, host_total_blocks=host, block_size=4
+    )
+    assert within_host(view).free_blocks == free

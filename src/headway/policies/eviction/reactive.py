@@ -60,7 +60,7 @@ class OnShortage:
     ahead.
     """
 
-    free_block_each: bool
+    free_block_each: bool = False
 
     def next_change_s(self, view: StepView) -> float:
         """Never; not known where every job is to find a block free."""
