@@ -6,6 +6,7 @@ import pytest
 from headway_reproduce.adaptivellm.statements import (
     Outcome,
     Statement,
+    Verdict,
     judged_cases,
     judged_cuts,
     judged_gains,
@@ -47,7 +48,7 @@ def test_cuts_are_in_the_papers_range_or_all_shorter_or_neither(cuts: list[float
     ("true", "verdict"),
     [([True] * 3, "reproduced"), ([True, True, False], "partly"), ([True, False], "not")],
 )
-def test_what_is_said_of_all_is_true_of_all_of_most_or_of_fewer(true: list[bool], verdict: str) -> None:
+def test_what_is_said_of_all_is_true_of_all_of_most_or_of_fewer(true: list[bool], verdict: Verdict) -> None:
     assert judged_cases(true, "so many") == Outcome(f"so many; in {sum(true)} of {len(true)}", verdict)
 
 
