@@ -53,9 +53,11 @@ def surely_fits(view: StepView, num_run: int, token_budget: int) -> bool:
 def within_host(view: StepView) -> StepView:
     """The view of a device that holds no more KV than the host does, so that all of it has room there. O(residents).
 
-    Without a host the view is returned as it is.
+    Jobs that came back and have not run since are not counted, so that each runs before it may leave again. Without a
+    host the view is returned as it is.
     """
     if not view.host_total_blocks:
         return view
-    held = sum(view.blocks(job.num_computed_tokens) for job in view.residents)
+    staying = (job for job in view.residents if job not in view.returned)
+    held = sum(view.blocks(job.num_computed_tokens) for job in staying)
     return replace(view, free_blocks=min(view.free_blocks, max(0, view.host_total_blocks - held)))

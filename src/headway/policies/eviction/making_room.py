@@ -187,8 +187,10 @@ class _Shortage:
     @property
     def wanted(self) -> int:
         """Blocks that are to be free for the run: those it needs, and one where its last job is to find one free."""
-        finds_one = self._free_block_each and bool(self.run) and self.run[-1] not in self.demand
-        return self.needed + finds_one
+        if not (self._free_block_each and self.run):
+            return self.needed
+        last = self.run[-1]
+        return self.needed + (last not in self.demand and last not in self._view.returned)
 
     @property
     def all_paused(self) -> bool:
