@@ -39,7 +39,7 @@ def test_json_is_one_object_and_all_else_is_on_stderr(headway: Headway, done: Pa
     ended = headway("reproduce", "adaptivellm", "--quick", "--json", "--out", done, "--jobs", 1)
     assert ended.code == 0
     found = json.loads(ended.out)
-    assert found["table3"]["OPT-13B/Chatbot"]["vs_recompute"] == 1.2
+    assert found["table3"]["OPT-13B/Chatbot"]["prompt"]["vs_vllm"] == 1.2
     assert found == json.loads((done / "adaptivellm.json").read_text())
     runs = QUICK.num_runs()
     assert ended.err.startswith(
@@ -55,7 +55,8 @@ def test_tables_plots_and_a_page_are_kept(headway: Headway, done: Path) -> None:
     assert {
         "adaptivellm.html",
         "adaptivellm.md",
-        "table3.csv",
+        "statements.csv",
+        "table3-vllm.csv",
         "fig4.csv",
         "fig3-opt-13b-chatbot.svg",
     } <= names

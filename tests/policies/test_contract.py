@@ -38,7 +38,7 @@ SETTINGS = {
 """Other settings a batching is tried with."""
 EVICTION_SETTINGS = {
     "recompute": ["", ":free_block_each=true"],
-    "swap": [":serial=true", ":fallback=false,host_room=true,free_block_each=true"],
+    "swap": [":serial=true", ":fallback=false,free_block_each=true"],
     "cheapest": ["", ":serial=true,min_residency=2,free_block_each=true", ":urgent=true"],
     "proactive": ["", ":min_residency=0,max_preemptions=2,idle_jobs=1"],
 }

@@ -117,6 +117,12 @@ def test_a_preset_may_not_take_a_built_in_name(install: Install) -> None:
         find_preset("vllm")
 
 
+def test_an_eviction_bounded_by_the_host_wants_a_batching_that_is() -> None:
+    with pytest.raises(ConfigError, match="accepted with it: batching prefill-first:host_room=true"):
+        build_policy(find_preset("vllm-s", batching="decode-first"))
+    build_policy(find_preset("vllm-s"))
+
+
 def test_sarathi_computes_512_tokens_a_step_as_published() -> None:
     policy: Any = build_policy(PRESETS["sarathi"])
     assert policy.batching.token_budget == 512

@@ -224,5 +224,10 @@ def build_policy(preset: Preset, cost: CostModel | None = None, *, priority_firs
     batching = build_part("batching", preset.batching, cost)
     eviction = build_part("eviction", preset.eviction, cost)
     leaving = tuple(build_part("leaving", rule, cost) for rule in preset.leaving)
+    if getattr(eviction, "host_room", False) and not getattr(batching, "host_room", False):
+        raise ConfigError(
+            f"eviction {preset.eviction!r} bounds KV by the host's, which batching {preset.batching!r} does not: jobs "
+            "would come back and leave again; accepted with it: batching prefill-first:host_room=true"
+        )
     uses_costs = any(asks_for_costs(type(part)) for part in (order, batching, eviction, *leaving))
     return Policy(preset.name, order, batching, eviction, leaving, uses_costs)
