@@ -24,7 +24,7 @@ PACKAGES = sorted(
 MOST_WORDS_A_SENTENCE = 18
 """In the mean of a page."""
 MOST_WORDS = {"README.md": 900, "CHANGELOG.md": 1_500, "all pages": 25_000, "a decision": 450}
-LONG_YET = {"adaptivellm.md": 24, "fastserve.md": 32, "magnus.md": 26}
+LONG_YET = {"fastserve.md": 32, "magnus.md": 26}
 """Pages that are still to be rewritten, and the mean that they may not pass. A row goes with its page's rewriting."""
 LEAST_SENTENCES = 900
 """Of all pages together: fewer are found only by a measure that is broken."""

@@ -32,7 +32,7 @@ turnaround = summary_key("weighted_turnaround")
 """Mean weighted turnaround."""
 
 CUTS: dict[str, Range] = {BASELINE: PAPER_CUT_VLLM, SWAP: PAPER_CUT_VLLM_S}
-"""With whom the paper compares, and how much shorter its turnaround is, least and most."""
+"""What the paper compares with, and how much shorter its turnaround is, least and most."""
 _LOADED_KEYS = {
     "mean_ttft_s": "TTFT s",
     "mean_jct_s": "JCT s",

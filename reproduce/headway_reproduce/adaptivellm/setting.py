@@ -83,7 +83,7 @@ SEEDS = 3
 LARGE_HOST_BLOCKS = 10_000
 """A host that never is full (ours)."""
 
-# ---- who is compared -----------------------------------------------------------------------------------
+# ---- what is compared ----------------------------------------------------------------------------------
 
 BASELINE, SWAP, SWAP_UNBOUND = "vllm-0.2.5", "vllm-s", "vllm-s-fallback"
 """The paper's vLLM, which recomputes always; its vLLM_s, which swaps always; and that without a limit on starts."""

@@ -30,9 +30,9 @@ from headway_reproduce.study import Range, chart, mean, ratio, short, span
 from headway_reproduce.study_runs import EngineFindings, RunResult, StudyRun, summary_key, throughput_rps
 
 OTHERS = {"vllm": BASELINE, "vllm_s": SWAP}
-"""Key of the JSON -> with whom the paper compares, in the order of PAPER_TABLE_3's pairs."""
+"""Key of the JSON -> what the paper compares with, in the order of PAPER_TABLE_3's pairs."""
 BESIDE = {"vs_vllm": BASELINE, "vs_vllm_today": TODAY}
-"""With whom `adaptivellm-plus` is compared."""
+"""What `adaptivellm-plus` is compared with."""
 RULES = "All but vllm and adaptivellm-plus run on vLLM 0.2.5's rules."
 
 
