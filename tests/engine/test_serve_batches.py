@@ -61,9 +61,9 @@ async def test_batches_that_run_out_of_memory_are_split_and_every_stream_ends_wh
     await served(serving, trace("m", long=8, short=4))
     found = await scrape(serving.url, "headway_gateway_")
     # None of the batches of two fits, but on a busy machine one may end before the other has grown.
-    assert found["headway_gateway_batches_split_total"] >= 1
-    assert found["headway_gateway_batches_total"] >= 5
-    assert found["headway_gateway_batches_waiting"] == 0
+    assert found["headway_gateway_queue_batches_split_total"] >= 1
+    assert found["headway_gateway_queue_batches_total"] >= 5
+    assert found["headway_gateway_queue_batches_waiting"] == 0
     assert found["headway_gateway_requests_total"] == 12
 
 

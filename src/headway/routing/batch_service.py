@@ -35,7 +35,8 @@ class _Served:
 class BatchService:
     """Hands each instance a batch, and the next once every member has ended or was given back.
 
-    Everything is told: what comes, which instance is idle, how each member ends. A job is known from `add` to its one `ended`.
+    Everything is told: what comes, which instance is idle, how each member ends. A job is known from `add` to its one
+    `ended`.
     """
 
     def __init__(self, queue: BatchQueue) -> None:

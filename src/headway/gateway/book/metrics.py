@@ -143,15 +143,15 @@ class GatewayMetrics(Collector):
 
     def _batched(self, counts: BatchCounts) -> Iterator[Metric]:
         told = {
-            "batches": ("Batches sent to instances", counts.sent),
-            "batch_members": ("Requests of those batches", counts.members),
-            "batches_split": ("Batches of which an instance gave members back", counts.split),
+            "queue_batches": ("Batches sent to instances", counts.sent),
+            "queue_batch_members": ("Requests of those batches", counts.members),
+            "queue_batches_split": ("Batches of which an instance gave members back", counts.split),
         }
         for name, (about, value) in told.items():
             family = counter(name, about, ())
             family.add_metric((), value)
             yield family
-        yield single("batches_waiting", "Batches that wait for an instance", counts.waiting)
+        yield single("queue_batches_waiting", "Batches that wait for an instance", counts.waiting)
 
     def _limited(self) -> Iterator[Metric]:
         limits = self._limits
