@@ -133,8 +133,13 @@ async def test_a_batch_is_sent_whole_and_the_next_when_its_last_member_has_ended
         assert counts(front) == BatchCounts(sent=4, members=7)
         assert set(outcomes(front).values()) == {Outcome.FINISHED}
         text = (await front.get("/metrics")).body.decode()
-        for line in ("es_total 4.0", "_members_total 7.0", "es_split_total 0.0", "es_waiting 0.0"):
-            assert f"headway_gateway_batch{line}" in text
+        for line in (
+            "batches_total 4.0",
+            "batch_members_total 7.0",
+            "batches_split_total 0.0",
+            "batches_waiting 0.0",
+        ):
+            assert f"headway_gateway_queue_{line}" in text
 
 
 async def test_instances_share_the_queue_and_any_client_is_served() -> None:

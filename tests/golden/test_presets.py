@@ -121,7 +121,9 @@ def test_whatever_the_order_all_work_is_done(preset: str) -> None:
         assert not any(record.recomputed_tokens for record in records)
 
 
-@pytest.mark.parametrize("preset", [name for name, row in PRESETS.items() if row.leaving])
+@pytest.mark.parametrize(
+    "preset", [name for name, row in PRESETS.items() if row.leaving and "out-of-memory" not in row.leaving]
+)
 def test_who_leaves_has_done_nothing_and_all_others_are_done(preset: str) -> None:
     records, true_output = run(preset)
     hands_off = any(rule.startswith("at-risk") for rule in PRESETS[preset].leaving)

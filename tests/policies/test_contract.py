@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import ConfigError
 from headway.policies.batching import BATCHINGS
 from headway.policies.eviction import EVICTIONS
 from headway.policies.leaving import LEAVINGS
 from headway.policies.order import ORDERS
-from headway.policies.presets import Preset, known_presets
+from headway.policies.presets import Preset, build_policy, find_preset, known_presets
 from tests.policies.contract import (
     Workload,
     check_blind_to_true_lengths,
@@ -43,6 +44,8 @@ EVICTION_SETTINGS = {
     "proactive": ["", ":min_residency=0,max_preemptions=2,idle_jobs=1"],
 }
 """The same for the evictions."""
+REFUSED = {(batching, "cheapest:urgent=true") for batching in ("prefill-first", "elastic")}
+"""A batching that takes swapped jobs back before those they left for."""
 NEEDS_SETTINGS = {"queue-bound": "queue-bound:max_waiting=3,max_waiting_tokens=30,max_age_s=9"}
 """Leaving rules that their name alone does not describe."""
 TRUSTING = "governed:trusted_at_first=true,min_answers=2"
@@ -63,7 +66,11 @@ def combinations() -> list[tuple[str, str, str]]:
     evictions = specs(EVICTIONS, EVICTION_SETTINGS)
     rows = []
     for number, batching in enumerate(BATCHINGS):
-        pairs = list(product(specs([batching], SETTINGS), evictions))
+        pairs = [
+            (one, other)
+            for one, other in product(specs([batching], SETTINGS), evictions)
+            if (batching, other) not in REFUSED
+        ]
         # One with few settings meets some evictions twice, so that it meets all orders.
         pairs += pairs[: max(0, len(ORDERS) - len(pairs))]
         orders = deque(ORDERS)
@@ -91,6 +98,12 @@ ROWS = all_rows()
 any_leaving = st.lists(st.sampled_from(sorted(LEAVINGS)), unique=True).map(
     lambda names: tuple(NEEDS_SETTINGS.get(name, name) for name in names)
 )
+
+
+@pytest.mark.parametrize(("batching", "eviction"), sorted(REFUSED))
+def test_jobs_are_not_swapped_out_for_those_before_which_they_come_back(batching: str, eviction: str) -> None:
+    with pytest.raises(ConfigError, match="swaps jobs out for those that wait, before which batching"):
+        build_policy(find_preset("vllm", batching=batching, eviction=eviction))
 
 
 def test_every_part_meets_every_part_of_another_kind() -> None:

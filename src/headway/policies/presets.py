@@ -229,5 +229,10 @@ def build_policy(preset: Preset, cost: CostModel | None = None, *, priority_firs
             f"eviction {preset.eviction!r} bounds KV by the host's, which batching {preset.batching!r} does not: jobs "
             "would come back and leave again; accepted with it: batching prefill-first:host_room=true"
         )
+    if getattr(eviction, "urgent", False) and getattr(batching, "swapped_first", False):
+        raise ConfigError(
+            f"eviction {preset.eviction!r} swaps jobs out for those that wait, before which batching "
+            f"{preset.batching!r} takes them back; accepted with it: a batching that ranks both, such as paced"
+        )
     uses_costs = any(asks_for_costs(type(part)) for part in (order, batching, eviction, *leaving))
     return Policy(preset.name, order, batching, eviction, leaving, uses_costs)

@@ -43,7 +43,7 @@ SECONDS = {ORCA: 12.0, FASTER_TRANSFORMER: 60.0, FASTSERVE: 6.0, ORACLE: 4.0, DE
 """How long each of the two requests of every run takes: so gains over fastserve are multiples of 1/6."""
 GAIN = (12 / 6 + 13 / 7 + 14 / 8) / 3
 """Over orca, of the three seeds of a run end to end: each takes a second longer than the one before."""
-SHORT_QUANTUM = "quantum_s=0.01217"
+SHORT_QUANTUM = f"quantum_s={0.5 * SINGLE.decode_step_s():.4g}"
 """Half a decode step of OPT-13B on one GPU."""
 
 

@@ -39,6 +39,9 @@ class Elastic(LearnsNothing):
     Source: Ascendra (Ikram et al. 2025, arXiv:2504.20828), HP instances; spec 3.7.
     """
 
+    swapped_first = True
+    """As `prefill-first`: jobs that are swapped come back before any that waits starts."""
+
     def __init__(
         self,
         cost: CostModel | None = None,

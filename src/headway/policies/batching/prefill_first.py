@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from headway.core.job import Job
 from headway.core.plan import StepPlan
@@ -39,6 +40,8 @@ class PrefillFirst(Unchanging, LearnsNothing):
     (AdaptiveLLM section 1.7); in an empty engine a waiting job starts whatever the host has.
     """
 
+    swapped_first: ClassVar[bool] = True
+    """Whether jobs that are swapped come back before any that waits starts."""
     host_room: bool = False
     max_padding_tokens: int | None = None
 
