@@ -88,7 +88,7 @@ class Stream:
         """One chunk of `tokens` tokens, with the running count if it was asked for."""
         self.sent_tokens += tokens
         event: dict[str, Any] = {"id": "c", "choices": [{"index": 0, "text": text, **choice}]}
-        if self.body["stream_options"].get("continuous_usage_stats"):
+        if self.body.get("stream_options", {}).get("continuous_usage_stats"):
             event["usage"] = self.usage()
         await self.event(event)
 

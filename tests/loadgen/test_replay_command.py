@@ -169,7 +169,7 @@ async def test_answers_may_end_where_the_model_ends_them(server: FakeServer, tmp
 
 
 @pytest.mark.slow
-async def test_batches_go_to_several_servers_and_lengths_are_kept(
+async def test_batches_may_go_to_several_servers_and_lengths_are_kept(
     server: FakeServer, other_server: FakeServer, tmp_path: Path
 ) -> None:
     out, kept = tmp_path / "r.jsonl", tmp_path / "lengths.npz"
@@ -184,4 +184,4 @@ async def test_batches_go_to_several_servers_and_lengths_are_kept(
         assert kept.exists()
     records = read_records(out)
     assert [record.outcome for record in records] == [Outcome.FINISHED] * 12
-    assert {record.instance for record in records} <= {server.url, other_server.url}
+    assert len(server.bodies) + len(other_server.bodies) >= 24
