@@ -110,7 +110,7 @@ async def test_one_that_is_never_ready_is_launched_anew(
 ) -> None:
     server = small("0")
     server.behave(starts_after_s=NEVER_S)
-    async with running(server.launched(), options=replace(QUICK, start_s=0.3)) as fleet:
+    async with running(server.launched(), options=replace(QUICK, start_s=2.0)) as fleet:
         member = fleet.members[0]
         await until(lambda: member.process)
         first = process_of(member).pid
@@ -259,13 +259,13 @@ async def test_where_all_are_slow_they_are_asked_all_the_same(small: Small) -> N
         await fleet.until_settled()
         busy.behave(health_after_s=2.0)
         await until(is_(member, Condition.UNWELL))
-        assert fleet.names() == ("1",)
+        await until(lambda: fleet.names() == ("1",))
         idle.behave(health=503)
         await until(is_(fleet.members[1], Condition.UNWELL))
-        assert fleet.names() == ("0",)
+        await until(lambda: fleet.names() == ("0",))
         busy.behave(health=503)
         await until(lambda: "503" in member.reason)
-        assert fleet.names() == ()
+        await until(lambda: fleet.names() == ())
 
 
 async def test_who_has_no_file_left_to_ask_with_blames_no_instance(unused_tcp_port: int) -> None:
