@@ -10,6 +10,7 @@ import pytest
 from headway.core.job import Job
 from headway.errors import ConfigError
 from headway.policies.batching.elastic import Elastic
+from headway.policies.order.keyed import ShortestPrompt
 from tests.policies.batching.scene import Scene
 from tests.strategies import decoding, ids, make_job, prefilling
 
@@ -115,3 +116,15 @@ def test_bad_settings_are_refused() -> None:
     for window in (0, 10**20):
         with pytest.raises(ConfigError, match=f"window is {window}; accepted: 1 to 1,000,000 answers"):
             Elastic(window=window)
+
+
+def test_a_budget_bounds_prompts_and_leaves_no_decode_out() -> None:
+    residents = [decoding(f"x{number}") for number in range(5)]
+    at = scene(Elastic(token_budget=3), residents=residents, max_tokens=64)
+    order = ShortestPrompt()  # its ranking is a list of its own
+    for job in residents:
+        order.add(job)
+    plan = at.batching.plan(at.view, order, ())
+    assert (len(plan.run), plan.token_budget) == (5, 64)
+    at = scene(Elastic(token_budget=3), make_job("a", prompt=9), max_tokens=64)
+    assert (ids(at.plan().admit), at.plan().token_budget) == (["a"], 3)

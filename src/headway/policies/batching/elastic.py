@@ -69,7 +69,7 @@ class Elastic(LearnsNothing):
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """A prefill step if the first waiting job may start, else one decode of every resident."""
         plan = prefills_or_decodes(view, order, leaving, self._newcomers)
-        if plan.run is not view.residents or plan.admit:
+        if plan.admit or any(job.prefilling for job in plan.run):  # a step of decodes serves them all
             plan.token_budget = self._budget(view, plan)
         return plan
 

@@ -25,10 +25,10 @@ _LAST_STEPS = 64
 class ComparedSteps:
     """Tells `quality` what a step took, and what was predicted of it: of two in a row, the first of every four.
 
-    With asynchronous scheduling the time between two plans is that of the step before, which differs much where decodes
-    and prompts take turns. So the time after two steps is held against the prediction of one of them, the nearer.
-    O(jobs of the step) for these two, else O(1); a step told by the same mapping as the one before is not predicted
-    anew.
+    With asynchronous scheduling the time between two plans is that of the step before, which differs much where one
+    has prompts and the other none. So the time after two steps is held against the prediction of one of them, the
+    nearer. O(jobs of the step) for these two, else O(1); a step told by the same mapping as the one before is not
+    predicted anew.
     """
 
     def __init__(self, cost: CostModel, quality: StepTimeQuality) -> None:
