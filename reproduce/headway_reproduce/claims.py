@@ -40,8 +40,14 @@ def verdict_counts(claims: Sequence[Claim]) -> dict[str, int]:
     return {verdict: found[verdict] for verdict in get_args(Verdict) if found[verdict]}
 
 
-def claims_part(claims: Sequence[Claim], measured_on: str) -> StudyPart:
-    """Every statement of the paper in one table."""
+_NOTE = (
+    f"reproduced: within a factor of {NEAR:g} of the paper's value, a trend at every step, or equal within "
+    f"{EQUAL - 1:.0%}; partly: in the paper's direction; not: neither."
+)
+
+
+def claims_part(claims: Sequence[Claim], measured_on: str, note: str = _NOTE) -> StudyPart:
+    """Every statement of the paper in one table; `note` says what the verdicts mean."""
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdict_counts(claims).items())
     table = StudyTable(
         name="claims",
@@ -52,8 +58,7 @@ def claims_part(claims: Sequence[Claim], measured_on: str) -> StudyPart:
             [claim.where, claim.says, claim.paper, claim.ours, claim.verdict, claim.reason]
             for claim in claims
         ],
-        note=f"reproduced: within a factor of {NEAR:g} of the paper's value, a trend at every step, or equal within "
-        f"{EQUAL - 1:.0%}; partly: in the paper's direction; not: neither.",
+        note=note,
         keys=2,
     )
     return StudyPart(title="Statement by statement", text=[f"{counts}."], tables=[table])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from headway.core.batch_shape import StepKind
 from headway.predict.models.known_models import model_shape
-from headway.results.study import StudyPart, Value
+from headway.results.study import StudyPart
 from headway_reproduce.ascendra.ablations import HP, LP, Ablation, AscendraFurther
 from headway_reproduce.ascendra.example import OWN, PICKED, figure_1, missed
 from headway_reproduce.ascendra.findings import AscendraFindings, AscendraRates, Overloads, TargetFindings
@@ -45,42 +45,34 @@ from headway_reproduce.ascendra.setting import (
     Service,
     with_order,
 )
+from headway_reproduce.claims import Claim, Verdict, claims_part
 from headway_reproduce.study import ratio
 
-REPRODUCED, PARTLY, NOT = "reproduced", "partly", "not"
 _NEAR = 0.1
 """A number is reproduced within a tenth of the paper's; partly if it is on the same side of no difference."""
+_NOTE = (
+    f"Numbers are reproduced within {_NEAR:.0%} of the paper's, partly if only the direction is the same; "
+    "statements if all of them hold, partly if some do."
+)
 Number = float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """One row: what is claimed, where, in the paper's words and in ours, the verdict and the reason, as it was run."""
-
-    where: str
-    what: str
-    paper: str
-    ours: str
-    verdict: str
-    reason: str = ""
-
-
-def gain_verdict(paper: float, ours: Number) -> str:
+def gain_verdict(paper: float, ours: Number) -> Verdict:
     """Of a ratio where more than 1 is a gain.
 
     >>> gain_verdict(1.2, 1.15), gain_verdict(1.7, 1.1), gain_verdict(1.2, 0.9), gain_verdict(1.0, 0.95)
     ('reproduced', 'partly', 'not', 'reproduced')
     """
     if ours is None:
-        return NOT
+        return "not"
     if abs(ours / paper - 1) <= _NEAR and (paper == 1 or ours > 1):
-        return REPRODUCED
-    return PARTLY if (ours > 1) == (paper > 1) else NOT
+        return "reproduced"
+    return "partly" if (ours > 1) == (paper > 1) else "not"
 
 
-def stated_verdict(*holds: bool) -> str:
+def stated_verdict(*holds: bool) -> Verdict:
     """Of statements: all of them, some or none came out."""
-    return REPRODUCED if all(holds) else PARTLY if any(holds) else NOT
+    return "reproduced" if all(holds) else "partly" if any(holds) else "not"
 
 
 def _said(number: Number, digits: int = 2) -> str:
@@ -93,31 +85,11 @@ class Claims(AscendraFindings):
 
     def part(self) -> StudyPart:
         """All rows, and how many came out."""
-        claims = list(self.rows())
-        rows: list[list[Value]] = [
-            [each.where, each.what, each.paper, each.ours, each.verdict, each.reason] for each in claims
-        ]
-        table = self.table(
-            "claims",
-            "Every claim of the paper, and what came of it",
-            ["where", "claim", "paper", "ours", "verdict", "reason, as run here"],
-            rows,
-            f"Numbers are reproduced within {_NEAR:.0%} of the paper's, partly if only the direction is the same; "
-            "statements if all of them hold, partly if some do.",
-            keys=2,
-        )
-        count = {
-            verdict: sum(each.verdict == verdict for each in claims) for verdict in (REPRODUCED, PARTLY, NOT)
-        }
-        text = f"{count[REPRODUCED]} reproduced, {count[PARTLY]} partly, {count[NOT]} not."
-        return StudyPart(title="What the paper claims, and what came out", text=[text], tables=[table])
+        return claims_part(list(self.rows()), self.measured_on, _NOTE)
 
     def data(self) -> list[dict[str, str]]:
         """The rows, for scripts."""
-        return [
-            {name: getattr(each, name) for name in ("where", "what", "paper", "ours", "verdict", "reason")}
-            for each in self.rows()
-        ]
+        return [asdict(each) for each in self.rows()]
 
     def rows(self) -> Iterator[Claim]:
         """In the order of the paper."""
@@ -142,7 +114,7 @@ class Claims(AscendraFindings):
         picked, own = missed(figure_1(PICKED)), missed(figure_1(OWN))
         return Claim(
             where="Figure 1",
-            what="vLLM misses E, Ascendra nothing",
+            says="vLLM misses E, Ascendra nothing",
             paper="E; nothing",
             ours=f"{picked['vllm-v0']}; {picked['ascendra']}",
             verdict=stated_verdict(picked == {"vllm-v0": "E", "ascendra": "nothing"}),
@@ -154,7 +126,7 @@ class Claims(AscendraFindings):
         ours = {name: 2000 * model_shape(name).kv_bytes_per_token / 2**30 for name in paper}
         return Claim(
             where="Table 1",
-            what="KV of 2,000 tokens, GiB: Llama-3.1 8B, 70B",
+            says="KV of 2,000 tokens, GiB: Llama-3.1 8B, 70B",
             paper=", ".join(f"{size:.2f}" for size in paper.values()),
             ours=", ".join(f"{size:.2f}" for size in ours.values()),
             verdict=stated_verdict(*(abs(ours[name] / paper[name] - 1) <= _NEAR for name in paper)),
@@ -168,7 +140,7 @@ class Claims(AscendraFindings):
         middle = QUANTILES // 2
         yield Claim(
             where="Figure 2",
-            what="shortest first: most times shorter, a longer tail; median and largest TTFT, s",
+            says="shortest first: most times shorter, a longer tail; median and largest TTFT, s",
             paper="shorter; longer",
             ours=f"{fcfs[middle]:.2f} to {sjf[middle]:.2f}; {fcfs[-1]:.1f} to {sjf[-1]:.1f}",
             verdict=stated_verdict(sjf[middle] < fcfs[middle], sjf[-1] > fcfs[-1]),
@@ -178,7 +150,7 @@ class Claims(AscendraFindings):
         ]
         yield Claim(
             where="Figure 2",
-            what="more GPUs alone do not remove the tail; largest over median TTFT with 1 to 4",
+            says="more GPUs alone do not remove the tail; largest over median TTFT with 1 to 4",
             paper="a tail remains",
             ours=", ".join(f"{tail:.0f}" for tail in tails),
             verdict=stated_verdict(tails[-1] > 2),
@@ -189,7 +161,7 @@ class Claims(AscendraFindings):
         errors = {kind: further.step_error(kind) for kind in (StepKind.PREFILL, StepKind.MIXED)}
         return Claim(
             where="Figure 6",
-            what="error of predicted step times, prompts and mixed steps",
+            says="error of predicted step times, prompts and mixed steps",
             paper=f"mostly below {PAPER_MODEL_ERROR:.0%}",
             ours=", ".join("not seen" if error is None else f"{error:.1%}" for error in errors.values()),
             verdict=stated_verdict(
@@ -208,7 +180,7 @@ class Claims(AscendraFindings):
                 if papers is None:
                     yield Claim(
                         where="Figures 9, 14",
-                        what=f"{case}: rate at 90 % goodput over {over.name}",
+                        says=f"{case}: rate at 90 % goodput over {over.name}",
                         paper="more (no number)",
                         ours=_said(ours),
                         verdict=stated_verdict(ours is not None and ours > 1),
@@ -216,7 +188,7 @@ class Claims(AscendraFindings):
                     continue
                 yield Claim(
                     where="Figure 9",
-                    what=f"{case}: rate at 90 % goodput over {over.name}",
+                    says=f"{case}: rate at 90 % goodput over {over.name}",
                     paper=_said(papers[place], 3),
                     ours=_said(ours),
                     verdict=gain_verdict(papers[place], ours),
@@ -245,7 +217,7 @@ class Claims(AscendraFindings):
             ours, paper = self.rate_at_good(case, service), PAPER_QWEN_RPS[service.name]
             yield Claim(
                 where="Section 8.2",
-                what=f"{case}: requests a second that {service.name} holds",
+                says=f"{case}: requests a second that {service.name} holds",
                 paper=f"{paper:g}",
                 ours=_said(ours),
                 verdict=stated_verdict(ours is not None and abs(ours / paper - 1) <= _NEAR),
@@ -259,7 +231,7 @@ class Claims(AscendraFindings):
         best = min((scale for scale in found.values() if scale is not None), default=None)
         return Claim(
             where="Figure 9, row 2",
-            what="targets held by nine in ten at Ascendra's capacity: smallest factor, Ascendra and the best other",
+            says="targets held by nine in ten at Ascendra's capacity: smallest factor, Ascendra and the best other",
             paper=f"down to {1 / PAPER_TIGHTER:g}; tighter than the others",
             ours=f"{_said(mine)}; {_said(best)}",
             verdict=stated_verdict(
@@ -280,7 +252,7 @@ class Claims(AscendraFindings):
         mine, *others = (value or 0.0 for value in late.values())
         yield Claim(
             where="Figure 10a",
-            what="P99 TTFT: lower than vLLM's and Sarathi's, s",
+            says="P99 TTFT: lower than vLLM's and Sarathi's, s",
             paper="lower",
             ours="; ".join(f"{name} {_said(value)}" for name, value in late.items()),
             verdict=stated_verdict(*(mine < other for other in others)),
@@ -289,7 +261,7 @@ class Claims(AscendraFindings):
         gaps = {service.name: ablation.gap_s(service) for service in (ASCENDRA, VLLM_V0, SARATHI)}
         yield Claim(
             where="Figure 10b",
-            what=f"mean TBT within {TBT_S:g} s",
+            says=f"mean TBT within {TBT_S:g} s",
             paper="within",
             ours=f"{mean_s:.3f} s",
             verdict=stated_verdict(mean_s <= TBT_S),
@@ -300,7 +272,7 @@ class Claims(AscendraFindings):
         times = ratio(delays[LP], delays[HP])
         yield Claim(
             where="Figure 10d",
-            what="LP's wait over HP's",
+            says="LP's wait over HP's",
             paper=f"about {PAPER_DELAY_RATIO:g}",
             ours=_said(times),
             verdict=gain_verdict(PAPER_DELAY_RATIO, times),
@@ -312,7 +284,7 @@ class Claims(AscendraFindings):
         gain = ratio(use["with"], use["without"])
         return Claim(
             where="Section 6.1",
-            what="HP's use at light load with tickets over without",
+            says="HP's use at light load with tickets over without",
             paper=f"up to {PAPER_TICKET_GAIN:g}",
             ours=f"{_said(use['with'])} over {_said(use['without'])}",
             verdict=stated_verdict((use["with"] or 0.0) > (use["without"] or 0.0)),
@@ -326,7 +298,7 @@ class Claims(AscendraFindings):
         orders: list[list[float]] = data["edf_vs_sjf_goodput"]  # type: ignore[assignment]
         yield Claim(
             where="Figure 11, left",
-            what="urgency first beats shortest first, goodput at busy loads",
+            says="urgency first beats shortest first, goodput at busy loads",
             paper="better",
             ours="; ".join(f"{mine:.3f} : {theirs:.3f}" for mine, theirs in orders),
             verdict=stated_verdict(*(mine > theirs for mine, theirs in orders)),
@@ -337,7 +309,7 @@ class Claims(AscendraFindings):
         ]
         yield Claim(
             where="Figure 11, right",
-            what="elastic batch at HP beats a fixed one at high rates",
+            says="elastic batch at HP beats a fixed one at high rates",
             paper="better",
             ours="; ".join(f"{mine:.3f} : {theirs:.3f}" for mine, theirs in pairs),
             verdict=stated_verdict(*(mine > theirs for mine, theirs in pairs)),
@@ -350,7 +322,7 @@ class Claims(AscendraFindings):
         gains = {service.name: most.gain(service.name) for service in (VLLM_V0, SARATHI)}
         yield Claim(
             where="Figure 12",
-            what=f"in time at {most.over:g} of capacity over vLLM and Sarathi, all dropping what is late",
+            says=f"in time at {most.over:g} of capacity over vLLM and Sarathi, all dropping what is late",
             paper=f"{PAPER_IN_SLO_GAIN:g}",
             ours=", ".join(f"{gain:.2f}" for gain in gains.values()),
             verdict=gain_verdict(PAPER_IN_SLO_GAIN, min(gains.values())),
@@ -363,7 +335,7 @@ class Claims(AscendraFindings):
         ]
         yield Claim(
             where="Figure 12",
-            what="dropped and late over theirs",
+            says="dropped and late over theirs",
             paper=f"{PAPER_LOSS_RATIO:g}",
             ours=", ".join(map(_said, losses)),
             verdict=stated_verdict(
@@ -375,7 +347,7 @@ class Claims(AscendraFindings):
         splits = Ablation(self.kept, self.scope).split_goodputs()
         return Claim(
             where="Figure 13, right",
-            what="2 LP and 1 HP beat 1 LP and 2 HP",
+            says="2 LP and 1 HP beat 1 LP and 2 HP",
             paper="better",
             ours=f"{_said(splits['2L1H'], 3)} : {_said(splits['1L2H'], 3)}",
             verdict=stated_verdict((splits["2L1H"] or 0.0) > (splits["1L2H"] or 0.0)),
@@ -394,11 +366,11 @@ class Claims(AscendraFindings):
         narrow = [self.changed_goodput(service, REGION_LOADS[-1], NARROW) for service in (ASCENDRA, HEADWAY)]
         return Claim(
             where="Abstract",
-            what=f"{MAIN}: up to so many times what the better of vLLM and Sarathi has in time",
+            says=f"{MAIN}: up to so many times what the better of vLLM and Sarathi has in time",
             paper="1.7",
             ours=f"{_said(best)} at load {load:g}",
             # In overload a ratio grows with the length of a run: it shows the direction alone.
-            verdict=gain_verdict(1.7, best) if load <= 1 else PARTLY if (best or 0.0) > 1 else NOT,
+            verdict=gain_verdict(1.7, best) if load <= 1 else "partly" if (best or 0.0) > 1 else "not",
             reason=(
                 f"with targets of 2 s and 35 ms, load {REGION_LOADS[-1]:g}, Ascendra holds {narrow[0]:.2f}, and equal "
                 f"instances under headway {narrow[1]:.2f}"
