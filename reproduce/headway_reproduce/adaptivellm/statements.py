@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
 
 from headway.predict.models.known_models import model_shape
 from headway.results.study import StudyPart, StudyTable, Value
@@ -42,10 +41,9 @@ from headway_reproduce.adaptivellm.setting import (
     ModelAndData,
 )
 from headway_reproduce.adaptivellm.throughput import ThroughputFindings, width
+from headway_reproduce.claims import Verdict
 from headway_reproduce.study import Range, span
 from headway_reproduce.study_runs import throughput_rps
-
-Verdict = Literal["reproduced", "partly", "not", "not run"]
 
 NEAR = 0.1
 """A gain this near the paper's, as a share of it, counts as reproduced; so does a cut this near, in all."""
