@@ -6,7 +6,6 @@ import pytest
 from headway_reproduce.adaptivellm.statements import (
     Outcome,
     Statement,
-    Verdict,
     judged_cases,
     judged_cuts,
     judged_gains,
@@ -14,6 +13,7 @@ from headway_reproduce.adaptivellm.statements import (
     statements_data,
     statements_part,
 )
+from headway_reproduce.claims import Verdict
 
 from headway.results.study import Value
 
