@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import islice, takewhile
 from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.errors import ConfigError
-from headway.policies.order.sorted_index import SortedIndex
+from headway.policies.order.sorted_index import KeyedIndex
 
 LEAST_SHARE = 0.01
 _MOST_TIMES = 30.0
@@ -40,7 +40,7 @@ class Overdue:
     The bound: let a job that is not in time be left out, and let such jobs that are older need W engine seconds. It
     becomes overdue at the latest W / `share` later, and then runs first. Jobs that come later add nothing to that.
     First come, first served it would wait up to W: so no job waits more than 1 / `share` times as long. Costs: O(log n)
-    a job; O(1) a step in which no job is left out, else O(overdue).
+    a job that comes, ends, or runs where it did not in the step before, or the reverse; else O(overdue) a step.
     """
 
     def __init__(self, patience_s: float, share: float = LEAST_SHARE) -> None:
@@ -48,8 +48,9 @@ class Overdue:
             raise ConfigError.of("patience_s", patience_s, "0 or more seconds")
         self.patience_s = patience_s
         self.share = share
-        self._by_arrival = SortedIndex()
-        self._ran: Collection[Job] = ()
+        self._jobs: set[Job] = set()
+        self._left_out = KeyedIndex()
+        self._ran: set[Job] = set()
         self._overdue: Mapping[Job, None] = {}
         self._owed_s = 0.0
         self._seen_s = inf
@@ -57,13 +58,14 @@ class Overdue:
 
     def add(self, job: Job) -> None:
         """A job has come."""
-        self._by_arrival.insert(job, (job.arrival_s, job.id))
+        self._jobs.add(job)
+        self._leave_out(job)
 
     def end(self, job: Job) -> None:
         """Forget a job."""
-        self._by_arrival.remove(job, (job.arrival_s, job.id))
-        if job in self._ran:
-            self._ran = [one for one in self._ran if one is not job]
+        self._jobs.discard(job)
+        self._left_out.discard(job)
+        self._ran.discard(job)
         if job in self._overdue:
             self._overdue = dict.fromkeys(one for one in self._overdue if one is not job)
 
@@ -81,28 +83,35 @@ class Overdue:
         """The jobs of which the first late one becomes overdue now, the oldest first."""
         if self._owed_at(now_s) < 0 or not all(job in self._ran for job in self._overdue):
             return ()
-        return list(islice(self._left_out(now_s), _MOST_LOOKED_AT))
+        long_ago_s = now_s - self.patience_s
+        left_out = (job for job in self._left_out if job not in self._overdue)
+        old_enough = takewhile(lambda job: job.arrival_s <= long_ago_s, left_out)
+        return list(islice(old_enough, _MOST_LOOKED_AT))
 
     def _owed_at(self, now_s: float) -> float:
         """Engine seconds that overdue jobs are owed; negative where they have had more than their share."""
         return min(0.0, self._owed_s + max(0.0, now_s - self._seen_s) * self._owed_more)
 
-    def _left_out(self, now_s: float) -> Iterable[Job]:
-        """Jobs that are old enough, and had nothing of the last step; the oldest first."""
-        if len(self._by_arrival) <= len(self._ran):
-            return ()
-        long_ago_s = now_s - self.patience_s
-        left_out = (job for job in self._by_arrival if job not in self._ran and job not in self._overdue)
-        return takewhile(lambda job: job.arrival_s <= long_ago_s, left_out)
-
     def observe(self, outcome: StepOutcome, on_time: InTime) -> None:
         """Note which jobs are overdue in this step, and what the step before has changed in what they are owed."""
         self._owed_s, self._seen_s = self._owed_at(outcome.now_s), outcome.now_s
         self._overdue = dict.fromkeys(self.of(outcome.now_s, on_time))
-        self._ran = outcome.tokens
+        self._follow(outcome.tokens)
         self._owed_more = self.share - _part(
             outcome.tokens, [job for job in self._overdue if job in outcome.tokens]
         )
+
+    def _follow(self, tokens: Mapping[Job, int]) -> None:
+        """Note which jobs a step leaves out that the one before did not, and the reverse."""
+        runs = set(tokens)
+        for job in runs - self._ran:
+            self._left_out.discard(job)
+        for job in (self._ran - runs) & self._jobs:
+            self._leave_out(job)
+        self._ran = runs
+
+    def _leave_out(self, job: Job) -> None:
+        self._left_out.put(job, (job.arrival_s, job.id))
 
 
 def _part(tokens: Mapping[Job, int], jobs: Collection[Job]) -> float:
