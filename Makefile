@@ -35,7 +35,7 @@ check: PROPERTIES := full
 # Bound as vLLM binds them by default, all servers of the tests would share the first core.
 check: lint test ## everything CI runs: lint, the fast tests, the real engine's
 	VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
-		$(BIN)/pytest -m "engine and not long" --numprocesses 2 --dist loadfile
+		$(BIN)/pytest -m "engine and not long" --numprocesses $(WORKERS) --dist loadfile
 
 soak: setup ## the long tests of the real engine: instances killed and frozen, soaks, the demo model
 	$(BIN)/pytest -m long

@@ -242,6 +242,23 @@ async def test_what_an_instance_had_that_died_is_served_by_the_other() -> None:
         assert len(second.turns) == 8
 
 
+async def test_what_broke_at_an_instance_that_seems_well_is_served_by_the_other() -> None:
+    async def die(turn: Turn) -> None:
+        if turn.streams:
+            await turn.begin()
+            await turn.token()
+        turn.die()
+
+    async with (
+        upstream("a", act=die) as first,
+        upstream("b") as second,
+        gateway(first, second, batching=batching(batch_size=1)) as front,
+    ):
+        answers = await post_all(front, named(6))
+        assert {each.text for each in answers} == {TEXT}
+        assert len(second.turns) == 6
+
+
 async def test_a_client_that_leaves_is_taken_out_of_the_queue_or_its_answer_is_dropped() -> None:
     leaves = asyncio.Event()
 

@@ -87,6 +87,26 @@ def test_a_batch_of_which_all_came_back_waits_in_halves_by_hand() -> None:
     assert sent(found, ["x", "y"]) == {"x": "ab", "y": "yz"}
 
 
+def test_a_job_goes_back_to_where_it_broke_only_while_there_is_no_other_by_hand() -> None:
+    found, _ = service()
+    a, b, c, d, e, f = jobs("abcdef")
+    for each in (a, b, c, d, e, f):
+        found.add(each, 1)
+    assert sent(found, ["x", "y"]) == {"x": "ab", "y": "cd"}
+    for each in (a, b):
+        found.given_back(each, 1.0, ["x"])
+    assert sent(found, ["x", "y"]) == {"x": "ef"}  # x is idle: those that come after go there
+    for each in (c, d):
+        found.ended(each, 2.0, 1)
+    assert sent(found, ["x", "y"]) == {"y": "a"}
+    found.given_back(a, 3.0, ["x", "y"])
+    assert sent(found, ["x", "y"]) == {"y": "a"}  # it broke everywhere
+    for each in (e, f):
+        found.ended(each, 4.0, 1)
+    assert sent(found, ["x", "y"]) == {}
+    assert sent(found, ["x"]) == {"x": "b"}  # y is gone
+
+
 def test_one_that_leaves_is_taken_out_of_its_batch_by_hand() -> None:
     found, times = service()
     a, b, c = jobs("abc")

@@ -162,8 +162,8 @@ class BatchQueue:
     """Gathers jobs into batches, hands them whole to idle instances, and takes back those that failed there.
 
     Each job it was given is in one waiting batch, in one batch being served, or gone: finished, removed, or returned by
-    `split`. Batches being served and sealed ones take no newcomers. An idle instance never waits while a job does. The
-    same sequence of calls gives the same answers: no clock, no chance.
+    `split`. Batches being served and sealed ones take no newcomers. An idle instance never waits while a job does that
+    may go there. The same sequence of calls gives the same answers: no clock, no chance.
     """
 
     joining: Joining
@@ -211,11 +211,14 @@ class BatchQueue:
         else:
             del place[batch.number]
 
-    def next_batch(self, now_s: float) -> Batch | None:
-        """The batch that an instance idle now is to serve; None if no batch waits."""
-        if not self._open and not self._sealed:
+    def next_batch(self, now_s: float, without: Collection[Job] = ()) -> Batch | None:
+        """The batch that an idle instance serves next, of those without a job of `without`; None if there is none."""
+        batches = [*self._open.values(), *self._sealed.values()]
+        if without:
+            batches = [batch for batch in batches if not any(job in without for job in batch.jobs)]
+        if not batches:
             return None
-        batch = self.choosing.choose([*self._open.values(), *self._sealed.values()], now_s)
+        batch = self.choosing.choose(batches, now_s)
         del (self._sealed if batch.sealed else self._open)[batch.number]
         self._serving[batch.number] = batch
         return batch

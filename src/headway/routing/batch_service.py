@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from headway.core.job import Job
@@ -44,6 +44,7 @@ class BatchService:
         self._queue = queue
         self._of: dict[Job, _Served | None] = {}
         self._at: dict[str, _Served] = {}
+        self._avoided: dict[Job, frozenset[str]] = {}
 
     def __contains__(self, job: Job) -> bool:
         """Whether the job has come and not ended."""
@@ -60,14 +61,17 @@ class BatchService:
         self._queue.add(job, seats)
 
     def hand_out(self, instances: Sequence[str], now_s: float) -> list[tuple[str, Batch]]:
-        """Batches for those of the instances that serve none, in their order."""
+        """Batches for those of the instances that serve none, in their order.
+
+        A batch goes to an instance that a member avoids only if that member avoids all of them.
+        """
         found: list[tuple[str, Batch]] = []
         for instance in instances:
             if instance in self._at:
                 continue
-            batch = self._queue.next_batch(now_s)
+            batch = self._queue.next_batch(now_s, self._avoiding(instance, instances))
             if batch is None:
-                break
+                continue
             served = _Served(batch, instance, now_s, set(batch.jobs))
             self._at[instance] = served
             self._of |= dict.fromkeys(batch.jobs, served)
@@ -79,6 +83,7 @@ class BatchService:
     def ended(self, job: Job, now_s: float, output_tokens: int | None) -> None:
         """A job has ended, wherever it was; `output_tokens` None: not with a whole answer."""
         served = self._of.pop(job)
+        self._avoided.pop(job, None)
         if served is None:
             self._queue.remove(job)
             return
@@ -86,15 +91,25 @@ class BatchService:
         served.longest = max(served.longest, output_tokens or 0)
         self._leave(served, job, now_s)
 
-    def given_back(self, job: Job, now_s: float) -> None:
-        """An instance did not serve a member to its end: the job waits again."""
+    def given_back(self, job: Job, now_s: float, avoided: Collection[str] = ()) -> None:
+        """An instance did not serve a member to its end: the job waits again, for another than the `avoided`."""
         served = self._of[job]
         assert served is not None, "a job that waits is at no instance"
         self._of[job] = None
+        if avoided:
+            self._avoided[job] = frozenset(avoided)
         self._counts.split += served.whole
         served.whole = False
         self._queue.give_back(served.batch, job)
         self._leave(served, job, now_s)
+
+    def _avoiding(self, instance: str, instances: Collection[str]) -> set[Job]:
+        """The jobs that do not go to this instance, since there is another for them."""
+        return {
+            job
+            for job, avoided in self._avoided.items()
+            if instance in avoided and not avoided >= set(instances)
+        }
 
     def _leave(self, served: _Served, job: Job, now_s: float) -> None:
         served.left.discard(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 from headway.core.job import Job
@@ -70,12 +70,18 @@ class CentralQueue:
         return BatchCounts() if self._service is None else self._service.counts
 
     async def place(
-        self, job: Job, request: GenerationRequest, interrupt: Interrupt, due_s: float | None
+        self,
+        job: Job,
+        request: GenerationRequest,
+        interrupt: Interrupt,
+        avoided: Collection[str],
+        due_s: float | None,
     ) -> str | None:
         """The instance that serves the request's batch, once it is that batch's turn; None if `due_s` passes before.
 
-        A request that was placed before was not served to its end there: it waits again. Raises GatewayError (503) if
-        no instance is left to wait for, or none says what it holds; WaitCut if the wait is cut short.
+        A request that was placed before was not served to its end there: it waits again, and goes to an `avoided`
+        instance only while there is no other. Raises GatewayError (503) if no instance is left to wait for, or none
+        says what it holds; WaitCut if the wait is cut short.
         """
         service = await interrupt.wait(asyncio.shield(self._prepared()))
         if job not in service:
@@ -84,7 +90,7 @@ class CentralQueue:
             self._judged[job], job.predicted_length = judged, judged.estimate
             service.add(job, request.answers)
         else:
-            service.given_back(job, self.clock())
+            service.given_back(job, self.clock(), avoided)
         called: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._called[job] = called
         self._look_in(_TOGETHER_S)

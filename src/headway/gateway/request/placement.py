@@ -37,7 +37,7 @@ class Placement:
         queue = self.serving.batches
         if queue is not None and self._is_batched(names):
             self._queued = True
-            return await queue.place(self.job, self.request, self.interrupt, due_s)
+            return await queue.place(self.job, self.request, self.interrupt, avoided, due_s)
         self._routed = True
         unavoided = [each for each in names if each not in avoided] or names
         return self.serving.router.route(self.job, self.serving.with_room(unavoided, self.request.answers))
