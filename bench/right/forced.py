@@ -30,7 +30,8 @@ from headway.engine.kv.host import HostKv
 from headway.engine.machine import is_cpu_build
 from headway.engine.servers.server_command import TRANSFER_FLAG
 from headway.engine.vllm.stepped_engine import put_in_scheduler
-from headway.lab.server import DEPLOY_TIMEOUT_S, free_port
+from headway.errors import UpstreamError
+from headway.lab.server import DEPLOY_TIMEOUT_S, free_port, why_not_ready
 from headway.loadgen.queries import scrape
 from headway.planner.deploy import deployed
 from headway.policies.parts import build_part
@@ -484,9 +485,13 @@ def two_stages(preset: str, requests: Sequence[ForcedRequest], folder: Path) -> 
         *("--dtype", "float32", "--block-size", "32", "--max-model-len", "256", "--max-num-seqs", str(SEATS)),
         *("--max-num-batched-tokens", "512", TRANSFER_FLAG, json.dumps(connector)),
     ]
-    with deployed(words, port, folder / f"{preset}.log", folder / f"{preset}.jsonl") as url:
+    log = folder / f"{preset}.log"
+    with deployed(words, port, log, folder / f"{preset}.jsonl") as url:
         asyncio.run(_until_both_are_ready(url))
-        answers = asyncio.run(_ask(url, requests))
+        try:
+            answers = asyncio.run(_ask(url, requests))
+        except* aiohttp.ClientError as errors:
+            raise UpstreamError(why_not_ready(f"{errors.exceptions[0]}", log)) from None
         gateway = asyncio.run(scrape(url, 'headway_gateway_prefills_total{result="apart"}'))
         decode = asyncio.run(scrape(f"http://127.0.0.1:{port + 2}", HITS))
     apart = sum(gateway.values())
