@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from headway.core.record import Record
 from headway.core.slo import Slo
-from headway.predict.steps.fitting import quantile
 from headway.results import Summary, met_targets, summarize
 from headway.results.metrics import ends, jct_s
+from headway.statistics import known, mean, mean_of_known, quantile
 
 GOODPUT, MEAN_JCT = "goodput", "mean_jct_s"
 METRICS = (GOODPUT, MEAN_JCT)
@@ -34,12 +33,6 @@ def values(summaries: Sequence[Summary], metric: str) -> list[float | None]:
     return [getattr(summary, metric) for summary in summaries]
 
 
-def mean(several: Sequence[float | None]) -> float | None:
-    """Of the values there are; None where there is none."""
-    known = [value for value in several if value is not None]
-    return fmean(known) if known else None
-
-
 def gain(metric: str, own: float | None, other: float | None) -> float | None:
     """How many times as good: goodput over the other's, the other's time over ours; None where one is missing or 0."""
     if not own or not other:
@@ -58,12 +51,12 @@ def versus(metric: str, own: Sequence[Summary], other: Sequence[Summary]) -> dic
     """Gain and loss of the means over the seeds, and by seed; `spread` is the largest gain less the smallest."""
     ours, theirs = values(own, metric), values(other, metric)
     by_seed = [gain(metric, *pair) for pair in zip(ours, theirs, strict=True)]
-    known = [each for each in by_seed if each is not None]
+    gains = known(by_seed)
     return {
-        "gain": gain(metric, mean(ours), mean(theirs)),
+        "gain": gain(metric, mean_of_known(ours), mean_of_known(theirs)),
         "by_seed": by_seed,
-        "spread": max(known) - min(known) if known else None,
-        "loss": loss(metric, mean(ours), mean(theirs)),
+        "spread": max(gains) - min(gains) if gains else None,
+        "loss": loss(metric, mean_of_known(ours), mean_of_known(theirs)),
         "loss_by_seed": [loss(metric, *pair) for pair in zip(ours, theirs, strict=True)],
     }
 
@@ -75,9 +68,9 @@ def figures(runs: Runs, classes: Mapping[Slo, str]) -> dict[str, Any]:
     """
     summaries = runs.summaries()
     return {
-        **{name: mean(values(summaries, name)) for name in SHOWN},
+        **{name: mean_of_known(values(summaries, name)) for name in SHOWN},
         "by_seed": {name: values(summaries, name) for name in METRICS},
-        "unanswered": fmean(1 - summary.finished / summary.requests for summary in summaries),
+        "unanswered": mean(1 - summary.finished / summary.requests for summary in summaries),
         "goodput_by_class": _by_class(runs, classes),
     }
 
@@ -89,12 +82,7 @@ def _by_class(runs: Runs, classes: Mapping[Slo, str]) -> dict[str, float]:
         for record in ends(records):
             if record.slo in classes:
                 met.setdefault(classes[record.slo], []).append(met_targets(record))
-    return {name: fmean(each) for name, each in met.items()}
-
-
-def p99(values: Sequence[float]) -> float:
-    """The 99th percentile."""
-    return quantile(sorted(values), 0.99)
+    return {name: mean(each) for name, each in met.items()}
 
 
 def jcts_s(records: Iterable[Record]) -> list[float]:
@@ -104,12 +92,12 @@ def jcts_s(records: Iterable[Record]) -> list[float]:
 
 def latencies(times_s: Sequence[float]) -> dict[str, float]:
     """Mean and tail of completion times."""
-    return {"mean_jct_s": fmean(times_s), "p99_jct_s": p99(times_s)}
+    return {"mean_jct_s": mean(times_s), "p99_jct_s": quantile(times_s, 0.99)}
 
 
 def means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Each figure's mean over the runs."""
-    return {name: fmean(run[name] for run in runs) for name in runs[0]}
+    return {name: mean(run[name] for run in runs) for name in runs[0]}
 
 
 def number(value: float | None) -> str:

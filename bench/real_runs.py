@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from typing import TypeVar
 
 import msgspec
@@ -23,12 +22,12 @@ from bench.gain.broken_predictions import Change, GovernorWatch, told_wrongly, w
 from bench.side_by_side import Gauge, Lane, compared, measure_side_by_side
 from bench.streams import estimates_of
 from headway.core.record import Outcome, Record
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.profiling.profile import Identity, Measurements, Profiler, conclude
 from headway.engine.settings import EngineSettings
 from headway.engine.step.guard import GuardedPolicy
-from headway.engine.vllm.stepped_engine import SteppedEngine, StockPolicy
+from headway.engine.stepped_engine import SteppedEngine, StockPolicy
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.real_engine import EngineClock, Served, serve, served_rps
 from headway.lab.simulation import simulate_policy
@@ -37,6 +36,7 @@ from headway.predict.steps.calibration import Calibration, load_cost_file, write
 from headway.sim.lengths import GivenLengths
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System
+from headway.statistics import mean
 from headway.traces import TraceRequest, at_once
 from headway.whole_file import write_whole
 
@@ -262,7 +262,7 @@ def keep_runs(
     def lane(run: Run) -> Lane[SteppedEngine, KeptRun]:
         def keep(found: KeptRun) -> None:
             write_whole(run.file(out), msgspec.json.encode(found))
-            say(f"{run.file(out).stem}: mean JCT {fmean(found.jcts_s):.3f} s of {len(found.served)} requests")
+            say(f"{run.file(out).stem}: mean JCT {mean(found.jcts_s):.3f} s of {len(found.served)} requests")
 
         work = partial(do_run, run=run, requests=requests_of(run), own_stops=own_stops)
         return Lane(spec.of(run.contender), work, keep)

@@ -14,12 +14,12 @@ from itertools import cycle, groupby, islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from signal import SIGCONT, SIGSTOP, Signals
-from statistics import fmean
 from threading import Thread
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from headway.lab.real_engine import EngineClock
+from headway.statistics import mean
 
 # ---- a clock of an engine's own ------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Gauge(Generic[_Engine]):
     def speed(self, engines: Sequence[EngineProcess]) -> float:
         """How many times as fast the machine is as it was, by the last two of these engines in turn."""
         chosen = engines[-_GAUGED:]
-        return fmean(run.result() for run in do_in_turn(chosen, [self.work] * len(chosen))) / self.first_rate
+        return mean(run.result() for run in do_in_turn(chosen, [self.work] * len(chosen))) / self.first_rate
 
 
 def compared(runs: Iterable[_Run], by: Callable[[_Run], Any]) -> list[list[_Run]]:

@@ -19,7 +19,9 @@ FEWEST_LINES_OF_A_FILE = 40
 SMALL_WITH_ONE_IMPORTER: set[str] = set()
 """Files that may be small and have one importer, each for a reason that its own docstring gives."""
 STRANGE_BEGINNING = re.compile(r"(It|Its|Those|The same)\b")
-UNTYPED = re.compile(r"\b(scheduler|engine|policy): Any\b")
+UNTYPED = re.compile(
+    r"\b(scheduler|engine|policy|core): Any\b|def (\w+_)?(scheduler|engine|policy)\([^)]*\) -> Any\b"
+)
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -25,8 +25,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean, median, quantiles
 from typing import Any, NamedTuple
+
+from headway.statistics import mean, median, quantile
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
@@ -36,7 +37,7 @@ from bench.gain.headway_real_runs import memory
 from bench.real_runs import STOCK, Contender
 from headway.core.slo import Slo
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.vllm.stepped_engine import Hints, SteppedEngine
+from headway.engine.stepped_engine import Hints, SteppedEngine
 from headway.errors import ConfigError
 
 POLICIES = ("vllm", "headway")
@@ -115,7 +116,7 @@ def _seconds(text: str) -> float:
 
 def serve(engine: SteppedEngine, running: int, hints: Hints) -> Round:
     """A round of requests with these hints on the engine as it is scheduled now."""
-    core: Any = engine.core
+    core = engine.core
     gc.collect()
     for number in range(running):
         prompt = [300 + number] * PROMPT_TOKENS
@@ -168,8 +169,8 @@ def figures(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
 
 
 def _figures(own: Sequence[Round]) -> dict[str, Any]:
-    parts = {part: fmean(each.parts_s[part] / len(each.steps_s) for each in own) for part in own[0].parts_s}
-    rest = fmean(fmean(each.steps_s) for each in own) - sum(parts.values())
+    parts = {part: mean(each.parts_s[part] / len(each.steps_s) for each in own) for part in own[0].parts_s}
+    rest = mean(mean(each.steps_s) for each in own) - sum(parts.values())
     return {
         "step_us": round(median(each.step_s for each in own) * 1e6, 1),
         "parts_us": {part: round(seconds * 1e6, 1) for part, seconds in {**parts, "rest": rest}.items()},
@@ -177,10 +178,9 @@ def _figures(own: Sequence[Round]) -> dict[str, Any]:
 
 
 def _against(own: Sequence[Round], stock: Sequence[Round]) -> dict[str, float]:
-    low, middle, high = quantiles(
-        [ours.step_s / theirs.step_s for ours, theirs in zip(own, stock, strict=True)], n=4
-    )
-    return {"times_stock": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
+    ratios = [ours.step_s / theirs.step_s for ours, theirs in zip(own, stock, strict=True)]
+    shares = {"times_stock": 0.5, "low": 0.25, "high": 0.75}
+    return {name: round(quantile(ratios, share), 4) for name, share in shares.items()}
 
 
 if __name__ == "__main__":

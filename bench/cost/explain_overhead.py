@@ -22,11 +22,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 from bench.command import preset_option
 from bench.cost.plan_overhead import RUNNING, WAITING, Lane, added_us, options, quantiles
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.vllm.model_free import ModelFreeEngine, ScriptedRequest, headway_builder
+from headway.engine.model_free import ModelFreeEngine, ScriptedRequest, headway_builder
 from headway.explain.trail import KEPT_ENDED
 
 if TYPE_CHECKING:
-    from headway.engine.step.scheduler import PolicyScheduler
+    from headway.engine.scheduler import PolicyScheduler
 
 PRESETS = ("vllm", "fastserve")
 STEP_S = 0.025

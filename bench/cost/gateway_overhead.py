@@ -31,12 +31,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
+
+from headway.statistics import median, quantile
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-import numpy as np
 import uvloop
 from headway_reproduce.process_cpu import usage
 
@@ -186,7 +186,7 @@ def _cpu_us(turns: Sequence[Turn], count: Callable[[Turn], int]) -> Figure:
 def _percentile(values: Sequence[float], share: int) -> float:
     if not values:
         raise UpstreamError("a turn has no whole answer; see the errors above")
-    return float(np.percentile(values, share))
+    return quantile(values, share / 100)
 
 
 # ---- the bench ---------------------------------------------------------------------------------------

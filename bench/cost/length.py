@@ -26,8 +26,9 @@ from dataclasses import asdict, dataclass
 from hashlib import sha1
 from math import exp, log
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any
+
+from headway.statistics import mean, median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -264,10 +265,10 @@ def figures(
     pairs = list(zip(estimates, tokens, strict=True))
     predict_us, observe_us = (median(times) for times in times_us)
     return Figures(
-        mae=fmean(abs(said.tokens - actual) for said, actual in pairs),
+        mae=mean(abs(said.tokens - actual) for said, actual in pairs),
         tau=kendall_tau((said.tokens, actual) for said, actual in pairs),
-        pinball=fmean(said.pinball_tokens(actual) for said, actual in pairs),
-        coverage=fmean(said.low_tokens <= actual <= said.high_tokens for said, actual in pairs),
+        pinball=mean(said.pinball_tokens(actual) for said, actual in pairs),
+        coverage=mean(said.low_tokens <= actual <= said.high_tokens for said, actual in pairs),
         predict_us=predict_us,
         observe_us=observe_us,
     )
@@ -343,7 +344,7 @@ def measured(streams: dict[str, list[Answered]], *, tenants: bool = True) -> dic
         rows.append(
             {"name": name, "rows": len(stream), "ways": {way: rounded(each) for way, each in ways.items()}}
         )
-    return {"streams": rows, "beaten": beaten(rows), "mean": mean(rows)}
+    return {"streams": rows, "beaten": beaten(rows), "mean": means(rows)}
 
 
 def rounded(figures: Figures) -> dict[str, float]:
@@ -366,13 +367,13 @@ def beaten(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
     return found
 
 
-def mean(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
+def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Way -> mean tau, and the geometric mean of its errors over the product's."""
     return {
         way: {
-            "tau": round(fmean(row["ways"][way]["tau"] for row in rows), 3),
+            "tau": round(mean(row["ways"][way]["tau"] for row in rows), 3),
             "mae_over_learned": round(
-                exp(fmean(log(row["ways"][way]["mae"] / row["ways"][LEARNED]["mae"]) for row in rows)), 3
+                exp(mean(log(row["ways"][way]["mae"] / row["ways"][LEARNED]["mae"]) for row in rows)), 3
             ),
         }
         for way in WAYS
@@ -383,8 +384,8 @@ def _again(data: Path) -> dict[str, float]:
     """How far another answer of the same model to the same prompt is from the first."""
     pairs = repeated(data)
     return {
-        "mae": round(fmean(abs(one - other) for one, other in pairs), 1),
-        "mean_tokens": round(fmean(other for _, other in pairs), 1),
+        "mae": round(mean(abs(one - other) for one, other in pairs), 1),
+        "mean_tokens": round(mean(other for _, other in pairs), 1),
         "tau": round(kendall_tau(pairs), 3),
     }
 

@@ -32,6 +32,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from headway.statistics import quantile
+
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -41,9 +43,8 @@ from bench.command import command_line, preset_option
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.kv.host import HostKv
-from headway.engine.step.guard import GuardedPolicy
-from headway.engine.vllm.model_free import (
+from headway.engine.host_kv import HostKv
+from headway.engine.model_free import (
     ModelFreeEngine,
     ScriptedRequest,
     engine_config,
@@ -51,6 +52,7 @@ from headway.engine.vllm.model_free import (
     make_scheduler,
     to_request,
 )
+from headway.engine.step.guard import GuardedPolicy
 from headway.policies.order import ORDERS
 from headway.policies.presets import build_policy, find_preset
 
@@ -350,11 +352,8 @@ class _PlanLane(_ClockedLane):
 
 def quantiles(values: Iterable[float]) -> dict[str, float]:
     """The median and the 99th percentile, by name."""
-    ascending = sorted(values)
-    last = len(ascending) - 1
-    return {
-        name: round(ascending[min(last, int(share * len(ascending)))], 1) for name, share in QUANTILES.items()
-    }
+    found = list(values)
+    return {name: round(quantile(found, share), 1) for name, share in QUANTILES.items()}
 
 
 if __name__ == "__main__":

@@ -23,10 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from headway.statistics import mean_of_known
+
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import all_done, command_line, jobs_option, markdown_option, stream_options
-from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, loss, mean, number, values
+from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, loss, number, values
 from bench.gain.predicted import (
     HARDWARE,
     LIMIT_TOKENS,
@@ -217,7 +219,7 @@ def governor_figures(changes: Sequence[Sequence[Change]], ends_s: Sequence[float
     by_run = [shares(each, end_s) for each, end_s in zip(changes, ends_s, strict=True)]
     names = sorted({name for each in by_run for name in each})
     return {
-        "share_of_time": {name: mean([each.get(name, 0.0) for each in by_run]) for name in names},
+        "share_of_time": {name: mean_of_known([each.get(name, 0.0) for each in by_run]) for name in names},
         "steps": [len(each) - 1 for each in changes],
         "first_run": [{"at_s": round(change.at_s, 3), "goes_by": change.goes_by} for change in changes[0]],
     }
@@ -230,7 +232,7 @@ def broken_cell(
 
     `behind` is below 0 where it is ahead; None where nothing was measured.
     """
-    found = {name: mean(values(each.summaries(), metric)) for name, each in runs.items()}
+    found = {name: mean_of_known(values(each.summaries(), metric)) for name, each in runs.items()}
     behind = {
         name: {other: loss(metric, found[name], found[other]) for other in REFERENCES}
         for name in runs

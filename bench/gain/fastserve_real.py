@@ -31,15 +31,16 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+from headway.statistics import mean, quantile
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 
 from bench.command import command_line, markdown_option, out_option, say, stream_options
-from bench.figures import jcts_s, latencies, p99
+from bench.figures import jcts_s, latencies
 from bench.real_runs import (
     MID,
     STOCK,
@@ -144,7 +145,7 @@ class Measured:
 
     def mean_jct_s(self, run: Run) -> float:
         """Of all its requests."""
-        return fmean(kept(run, self.out).jcts_s)
+        return mean(kept(run, self.out).jcts_s)
 
     def simulated(self, profile_s: float) -> TwinEngine:
         """The engine on a virtual clock, its costs measured now unless they are kept."""
@@ -213,7 +214,7 @@ def cell(measured: Measured, pairs: Sequence[Pair], engine: TwinEngine) -> dict[
         "who_pays": who_pays(stock, own),
         "simulated": {
             **gains(theirs_s, ours_s),
-            "oracle_mean_gain": fmean(theirs_s) / fmean(said_s(ORACLE)),
+            "oracle_mean_gain": mean(theirs_s) / mean(said_s(ORACLE)),
         },
     }
 
@@ -228,10 +229,9 @@ def who_pays(stock: Sequence[Served], own: Sequence[Served]) -> dict[str, Any]:
     parts = [pairs[start : start + quarter] for start in range(0, len(pairs), quarter)]
     return {
         "mean_gain_by_quarter": [
-            fmean(theirs.jct_s for theirs, _ in part) / fmean(ours.jct_s for _, ours in part)
-            for part in parts
+            mean(theirs.jct_s for theirs, _ in part) / mean(ours.jct_s for _, ours in part) for part in parts
         ],
-        "share_slower": fmean(ours.jct_s > theirs.jct_s for theirs, ours in pairs),
+        "share_slower": mean(ours.jct_s > theirs.jct_s for theirs, ours in pairs),
         "worst_slowdown": max(ours.jct_s / theirs.jct_s for theirs, ours in pairs),
     }
 
@@ -241,8 +241,8 @@ def gains(stock_s: Sequence[float], own_s: Sequence[float]) -> dict[str, Any]:
     return {
         STOCK.name: latencies(stock_s),
         FASTSERVE.name: latencies(own_s),
-        "mean_gain": fmean(stock_s) / fmean(own_s),
-        "p99_ratio": p99(own_s) / p99(stock_s),
+        "mean_gain": mean(stock_s) / mean(own_s),
+        "p99_ratio": quantile(own_s, 0.99) / quantile(stock_s, 0.99),
     }
 
 

@@ -31,8 +31,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+from headway.statistics import mean, mean_of_known
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -59,7 +60,6 @@ from headway_reproduce.ascendra.real_systems import (
 )
 
 from bench.command import command_line, out_option, say, stream_options
-from bench.figures import mean
 from bench.real_runs import EngineSpec, profiled
 from headway.core.slo import Slo
 from headway.engine.demo_model import DEMO
@@ -93,7 +93,7 @@ def cell(runs: Runs) -> dict[str, Any]:
     found: dict[str, Any] = {"systems": {name: system_figures(of) for name, of in runs.items()}}
     stock = [name for name in STOCK if name in runs]
     if stock and ASCENDRA in runs:
-        best = max(stock, key=lambda name: fmean(goodputs(runs[name])))
+        best = max(stock, key=lambda name: mean(goodputs(runs[name])))
         found["best_of_stock"] = best
         found["over_best"] = over(goodputs(runs[ASCENDRA]), goodputs(runs[best]))
     return found
@@ -110,9 +110,9 @@ def over(own: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
     A ratio is None where the other has none.
     """
     return {
-        "ratio": _ratio(fmean(own), fmean(other)),
+        "ratio": _ratio(mean(own), mean(other)),
         "ratio_by_seed": [_ratio(mine, theirs) for mine, theirs in zip(own, other, strict=True)],
-        "points": 100 * (fmean(own) - fmean(other)),
+        "points": 100 * (mean(own) - mean(other)),
         "points_by_seed": [100 * (mine - theirs) for mine, theirs in zip(own, other, strict=True)],
     }
 
@@ -126,15 +126,15 @@ def system_figures(runs: Sequence[StreamRun]) -> dict[str, Any]:
     good = goodputs(runs)
     summaries = [run.summary for run in runs]
     return {
-        "goodput": {"mean": fmean(good), "by_seed": good, "spread": max(good) - min(good)},
-        **{name: mean([getattr(summary, name) for summary in summaries]) for name in LATENCIES},
-        "dropped": fmean((summary.expired + summary.shed) / summary.requests for summary in summaries),
-        "failed": fmean(summary.failed / summary.requests for summary in summaries),
-        "served": {name: fmean(run.served.get(name, 0) for run in runs) for name in runs[0].served},
-        "hand_offs": fmean(run.hand_offs for run in runs),
-        "cores": {name: fmean(run.shares[name].cores for run in runs) for name in runs[0].shares},
+        "goodput": {"mean": mean(good), "by_seed": good, "spread": max(good) - min(good)},
+        **{name: mean_of_known([getattr(summary, name) for summary in summaries]) for name in LATENCIES},
+        "dropped": mean((summary.expired + summary.shed) / summary.requests for summary in summaries),
+        "failed": mean(summary.failed / summary.requests for summary in summaries),
+        "served": {name: mean(run.served.get(name, 0) for run in runs) for name in runs[0].served},
+        "hand_offs": mean(run.hand_offs for run in runs),
+        "cores": {name: mean(run.shares[name].cores for run in runs) for name in runs[0].shares},
         "step_time_inflation": {
-            name: fmean(run.shares[name].inflation for run in runs)
+            name: mean(run.shares[name].inflation for run in runs)
             for name in runs[0].shares
             if name not in (CLIENT, GATEWAY, OTHERS)
         },
@@ -311,7 +311,7 @@ def report(plan: Plan, simulated: Simulated | None) -> dict[str, Any]:
         if simulated is not None:
             say(f"simulating load {load:g}")
             cells[f"{load:g}"]["simulated_goodput"] = {
-                system: fmean(
+                system: mean(
                     simulated.goodput(system, plan.stream(GatewayRun(system, load, seed)), seed)
                     for seed in range(plan.seeds)
                 )

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ import numpy as np
 from bench.gain.regret_workloads import BLOCK_TOKENS, Machine
 from bench.real_runs import STOCK, Contender, EngineSpec, KeptRun
 from headway.core.batch_shape import BatchShape
-from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.engine.stepped_engine import SteppedEngine
 from headway.errors import ConfigError
 from headway.lab.real_engine import Served, serve
 from headway.policies.batching.step_shapes import decode_shape, together
@@ -29,6 +28,7 @@ from headway.predict.models.known_models import model_shape
 from headway.predict.models.model_shape import ModelShape
 from headway.sim.lengths import AskedPredictor
 from headway.sim.simulation import System
+from headway.statistics import median
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole
 
@@ -118,7 +118,7 @@ def _timed_schedule(engine: SteppedEngine) -> list[float]:
         finally:
             found.append(time.perf_counter() - began_s)
 
-    engine.scheduler.schedule = timed
+    engine.scheduler.schedule = timed  # type: ignore[method-assign]  # timed, not changed
     return found
 
 

@@ -28,8 +28,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from shlex import split
-from statistics import fmean, quantiles
 from typing import Any
+
+from headway.statistics import mean_of_all, quantile
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
@@ -55,7 +56,7 @@ from bench.real_runs import STOCK, Contender, KeptRun, Run, kept, records
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
 from headway.engine.machine import is_cpu_build, machine_name, vllm_version
-from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.engine.stepped_engine import SteppedEngine
 from headway.errors import ConfigError, HeadwayError
 from headway.json_file import made_once
 from headway.lab.kept_runs import open_folder
@@ -194,8 +195,7 @@ def best_gain(systems: dict[str, Runs], own: str, metric: str) -> float | None:
     """Over the best of the others; None where a value is missing."""
 
     def value(name: str) -> float | None:
-        found = [getattr(summary, metric) for summary in systems[name].summaries()]
-        return None if None in found else fmean(found)
+        return mean_of_all([getattr(summary, metric) for summary in systems[name].summaries()])
 
     others = [found for name in systems if name != own and (found := value(name)) is not None]
     if not others:
@@ -233,8 +233,10 @@ def told_records(study: Study, run: Run, kind: str) -> list[Record]:
 def schedule_ms(study: Study, runs: Sequence[Run]) -> dict[str, float]:
     """The scheduler's own time a step, of all these runs together."""
     times_s = [seconds for run in runs for seconds in study.kept(run).schedule_s]
-    cuts = quantiles(times_s, n=100)
-    return {"p50": cuts[49] * 1e3, "p99": cuts[98] * 1e3, "steps": len(times_s)}
+    return {
+        **{f"p{share}": quantile(times_s, share / 100) * 1e3 for share in (50, 99)},
+        "steps": len(times_s),
+    }
 
 
 # ---- on the GPU --------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from bench.streams import (
 )
 from headway.core.batch_shape import BatchShape
 from headway.engine.demo_model import DEMO
-from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.engine.stepped_engine import SteppedEngine
 from headway.json_file import made_once
 from headway.lab.kept_runs import open_folder
 from headway.lab.real_engine import EngineClock, WallTime, serve

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from random import Random
-from statistics import median
 from typing import Any, Protocol
 
 from bench.command import say
@@ -16,7 +15,7 @@ from headway.core.plan import StepOutcome
 from headway.core.record import Record
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.engine.stepped_engine import SteppedEngine
 from headway.errors import SimulationError
 from headway.json_file import made_once
 from headway.lab.engine_sizes import EngineSizes, engine_limits
@@ -24,9 +23,9 @@ from headway.lab.policy_choice import Parts
 from headway.lab.real_engine import serve
 from headway.lab.simulation import simulate_policy
 from headway.predict.models.known_models import model_shape
-from headway.predict.steps.fitting import quantile
 from headway.predict.steps.hardware import calibration
 from headway.sim.simulation import System
+from headway.statistics import mean, median, quantile
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 LONG = "long"
@@ -200,8 +199,8 @@ def passage_figures(passages: Sequence[Passage]) -> dict[str, Any]:
         "worst_gap_s": max(each.worst_gap_s for each in passages),
         "worst_gap_by_seed_s": [each.worst_gap_s for each in passages],
         "before_gap_s": max(each.before_gap_s for each in passages),
-        "p99_gap_s": sum(each.p99_gap_s for each in passages) / len(passages),
-        "long_ttft_s": sum(each.ttft_s for each in passages) / len(passages),
+        "p99_gap_s": mean(each.p99_gap_s for each in passages),
+        "long_ttft_s": mean(each.ttft_s for each in passages),
         "amid_all": all(each.amid_all for each in passages),
     }
 

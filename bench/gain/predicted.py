@@ -28,7 +28,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from statistics import fmean
+
+from headway.statistics import mean
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -177,7 +178,7 @@ def simulated(trace: Sequence[TraceRequest], cell: PredictedCell) -> Figures:
     assert len(records) == len(trace), "requests were lost"
     jct_s = sorted(jcts_s(records))
     return {
-        "mean_jct_s": fmean(jct_s),
+        "mean_jct_s": mean(jct_s),
         "p99_jct_s": jct_s[int(0.99 * len(jct_s))],
         "preemptions": float(sum(record.preemptions for record in records)),
         "end_s": result.end_s,
@@ -201,7 +202,7 @@ def averaged(found: Mapping[PredictedCell, Figures]) -> Table:
         runs.setdefault((cell.system, f"{cell.load:g}", cell.name), []).append(figures)
     table: Table = {}
     for (system, load, name), several in runs.items():
-        means = {key: round(fmean(each[key] for each in several), 4) for key in several[0]}
+        means = {key: round(mean(each[key] for each in several), 4) for key in several[0]}
         table.setdefault(system, {}).setdefault(load, {})[name] = means
     return table
 

@@ -26,8 +26,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+from headway.statistics import mean
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
@@ -117,7 +118,7 @@ class Bench:
                 found = do_run(engine, WallTime(), run=run, requests=self.requests(run))
                 write_whole(run.file(self.out), msgspec.json.encode(found))
                 served = len(found.served)
-                say(f"{run.file(self.out).stem}: mean JCT {fmean(found.jcts_s):.3f} s of {served} requests")
+                say(f"{run.file(self.out).stem}: mean JCT {mean(found.jcts_s):.3f} s of {served} requests")
 
     def served(self, run: Run) -> list[Served]:
         """What a run came to."""
@@ -146,11 +147,11 @@ Jcts = Mapping[str, Sequence[Sequence[float]]]
 
 def gains(jcts_s: Jcts, contender: str, over: str) -> dict[str, Any]:
     """How many times as long the other's mean completion time is, in all and seed by seed."""
-    by_seed = [fmean(other) / fmean(own) for other, own in zip(jcts_s[over], jcts_s[contender], strict=True)]
+    by_seed = [mean(other) / mean(own) for other, own in zip(jcts_s[over], jcts_s[contender], strict=True)]
     return {
-        "mean": fmean(_all(jcts_s[over])) / fmean(_all(jcts_s[contender])),
+        "mean": mean(_all(jcts_s[over])) / mean(_all(jcts_s[contender])),
         "by_seed": by_seed,
-        "spread": (max(by_seed) - min(by_seed)) / fmean(by_seed),
+        "spread": (max(by_seed) - min(by_seed)) / mean(by_seed),
     }
 
 
@@ -210,7 +211,7 @@ def quality(bench: Bench, run: Run) -> float | None:
 def as_packaged(bench: Bench, run: Run) -> float:
     """The share of answers as long as the tasks' packaged ones."""
     pairs = zip(bench.requests(run), bench.served(run), strict=True)
-    return fmean(request.output_tokens == each.output_tokens for request, each in pairs)
+    return mean(request.output_tokens == each.output_tokens for request, each in pairs)
 
 
 def main() -> None:

@@ -32,9 +32,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from headway.statistics import mean_of_known
+
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.figures import mean
 from bench.gain.regret_runs import (
     STOCK,
     SUBJECT,
@@ -311,7 +312,7 @@ def found_in(plan: Plan, kept: Runs, subject: str, rival_names: frozenset[str]) 
             results = [kept.result(plan.run(cell, each, seed)) for seed in plan.seeds]
             values[each.name] = [None if result is None else result.value(cell.classes) for result in results]
             tails[each.name] = {
-                key: mean([None if result is None else getattr(result, key) for result in results])
+                key: mean_of_known([None if result is None else getattr(result, key) for result in results])
                 for key in TAILS
             }
         found.append(CellFindings(cell, subject, rival_names, knowing, values, tails))

@@ -9,9 +9,8 @@ from fnmatch import fnmatchcase
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from statistics import fmean
 
-from bench.figures import jcts_s, p99
+from bench.figures import jcts_s
 from bench.gain.on_time_oracle import on_time_policy
 from bench.gain.regret_workloads import (
     CLASSES,
@@ -38,6 +37,7 @@ from headway.predict.lengths.choice import NONE as NO_PREDICTOR
 from headway.results.metrics import ends, jct_s, met_targets, ttft_s
 from headway.sim.killed_steps import KILLING_ROWS
 from headway.sim.simulation import PolicyFactory
+from headway.statistics import known, mean, quantile
 from headway.traces import TraceRequest
 
 # ---- contenders: presets and clairvoyants ------------------------------------------------------------
@@ -349,13 +349,13 @@ def mean_jct_s(measured: Sequence[Record]) -> float | None:
     """Mean job completion time; None if some request did not finish, or there are none."""
     if not measured or any(record.outcome is not Outcome.FINISHED for record in measured):
         return None
-    return fmean(jcts_s(measured))
+    return mean(jcts_s(measured))
 
 
 def _p99(times_s: Iterable[float | None]) -> float | None:
     """The 99th percentile of those that there are; None where there are none."""
-    known = [time_s for time_s in times_s if time_s is not None]
-    return p99(known) if known else None
+    found = known(times_s)
+    return quantile(found, 0.99) if found else None
 
 
 def kept_runs(root: Path) -> Kept[RegretRun, RegretResult]:

@@ -6,9 +6,8 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
-from math import ceil, sqrt
+from math import sqrt
 from pathlib import Path
-from statistics import fmean, median, stdev
 from typing import TYPE_CHECKING, Any
 
 from scipy.special import stdtrit
@@ -16,6 +15,7 @@ from scipy.special import stdtrit
 from bench.gain.regret_runs import LOADS, STOCK, Cell, clairvoyants
 from bench.gain.regret_workloads import CLASSES, NONE
 from headway.results.svg import INK, draw, line_style
+from headway.statistics import deviation, mean, mean_of_all, median, rank
 from headway.whole_file import write_whole
 
 SATURATED, LOW = 1.2, 0.5
@@ -41,14 +41,10 @@ def lower_bound(values: Sequence[float]) -> float:
 
     Values are taken as normal: Student's t, one-sided.
     """
-    if len(values) == 1:
+    spread = deviation(values)
+    if spread is None:
         return values[0]
-    return fmean(values) - float(stdtrit(len(values) - 1, 0.95)) * stdev(values) / sqrt(len(values))
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """The nearest-rank quantile."""
-    return sorted(values)[max(1, ceil(share * len(values))) - 1]
+    return mean(values) - float(stdtrit(len(values) - 1, 0.95)) * spread / sqrt(len(values))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +69,12 @@ class CellFindings:
 
     def mean(self, name: str) -> float | None:
         """Over seeds; None where one is missing, as such a mean compares with no other."""
-        found = [value for value in self.values[name] if value is not None]
-        return fmean(found) if found and len(found) == len(self.values[name]) else None
+        return mean_of_all(self.values[name])
 
     def best(self, names: Sequence[str]) -> str | None:
         """The one with the best mean; None if none has one. Ties go to the first by name."""
         sign = -1 if self.is_goodput else 1
-        ranked = [(sign * mean, name) for name in names if (mean := self.mean(name)) is not None]
+        ranked = [(sign * own, name) for name in names if (own := self.mean(name)) is not None]
         return min(ranked)[1] if ranked else None
 
     def losses(self, to: str) -> list[float]:
@@ -115,9 +110,9 @@ class CellFindings:
             "bound": bound,
         }
         if best is not None and (losses := self.losses(best)):
-            found |= {"loss": _short(fmean(losses)), "loss_lower_95": _short(lower_bound(losses))}
+            found |= {"loss": _short(mean(losses)), "loss_lower_95": _short(lower_bound(losses))}
         if bound is not None and (gaps := self.losses(bound)):
-            found["gap_to_bound"] = _short(fmean(gaps))
+            found["gap_to_bound"] = _short(mean(gaps))
         by_name = {name: _short(self.mean(name)) for name in self.values}
         tails = {key: {name: _short(each[key]) for name, each in self.tails.items()} for key in TAILS}
         return {**found, "by_contender": by_name, **tails}
@@ -133,7 +128,7 @@ def summary(findings: Sequence[CellFindings]) -> dict[str, Any]:
         "cells": len(rows),
         "worst_vs_best_preset": None if worst is None else worst["loss_lower_95"],
         "worst_cell": None if worst is None else worst["cell"],
-        "p95_vs_best": quantile([row["loss"] for row in told], 0.95) if told else None,
+        "p95_vs_best": rank([row["loss"] for row in told], 0.95) if told else None,
         "losing_cells": losing(told),
         "cells_without_loss": [row["cell"] for row in rows if "loss" not in row],
         "median_gap_to_bound": _short(median(gaps)) if gaps else None,

@@ -20,8 +20,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+from headway.statistics import mean
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -117,7 +118,7 @@ def measured(
     for number, (seed, load, router) in enumerate(product(range(seeds), loads, ROUTERS)):
         sent = send(running, router, conversations(load * rps, SECONDS, seed), tokens_of=number)
         found.setdefault((load, router), []).append(sent)
-        mean_s = fmean(jcts_s(sent.records))
+        mean_s = mean(jcts_s(sent.records))
         say(f"load {load:g}, seed {seed}, {router}: mean JCT {mean_s:.3f} s, {sent.cached:.0%} cached")
     return found
 
@@ -128,9 +129,9 @@ def cell(runs: Sequence[Sent]) -> dict[str, Any]:
     first_tokens_s = [ttft_s(record) or 0.0 for sent in runs for record in sent.records]
     return {
         **latencies([each for times_s in by_seed for each in times_s]),
-        "mean_ttft_s": fmean(first_tokens_s),
-        "by_seed": [fmean(times_s) for times_s in by_seed],
-        "cached": fmean(sent.cached for sent in runs),
+        "mean_ttft_s": mean(first_tokens_s),
+        "by_seed": [mean(times_s) for times_s in by_seed],
+        "cached": mean(sent.cached for sent in runs),
     }
 
 

@@ -18,8 +18,9 @@ import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from statistics import fmean
 from typing import Any
+
+from headway.statistics import mean
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
@@ -30,7 +31,7 @@ from bench.real_runs import STOCK, Contender, EngineSpec, Run, do_run
 from bench.streams import conversations
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import machine_name, vllm_version
-from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.engine.stepped_engine import SteppedEngine
 from headway.lab.real_engine import WallTime
 from headway.traces import TraceRequest, at_once
 
@@ -78,16 +79,16 @@ def measured(engine: SteppedEngine, rps: float, loads: Sequence[float], seeds: i
         for contender in CONTENDERS:
             jcts_s = served_jcts_s(engine, contender, requests, seed)
             found.setdefault((contender, load), []).append(jcts_s)
-            say(f"load {load:g}, seed {seed}, {contender}: mean JCT {fmean(jcts_s):.3f} s of {len(jcts_s)}")
+            say(f"load {load:g}, seed {seed}, {contender}: mean JCT {mean(jcts_s):.3f} s of {len(jcts_s)}")
     return found
 
 
 def cell(found: Jcts, contender: str, load: float) -> dict[str, Any]:
     """What a contender's completion times at a load come to."""
     own, stock = found[contender, load], found[STOCK.name, load]
-    by_seed = [fmean(jcts_s) for jcts_s in own]
+    by_seed = [mean(jcts_s) for jcts_s in own]
     together = [jct_s for jcts_s in own for jct_s in jcts_s]
-    gain = fmean(jct_s for jcts_s in stock for jct_s in jcts_s) / fmean(together)
+    gain = mean(jct_s for jcts_s in stock for jct_s in jcts_s) / mean(together)
     return {**latencies(together), "by_seed": by_seed, "gain": gain}
 
 

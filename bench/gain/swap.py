@@ -31,8 +31,9 @@ from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import median
 from typing import Any, TypeGuard
+
+from headway.statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 

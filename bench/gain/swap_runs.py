@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import fsum
-from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from bench.real_runs import kept_apart
@@ -18,13 +17,14 @@ from headway.core.batch_shape import BatchShape
 from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Record
 from headway.engine.demo_model import DemoRecipe, ensure_model
+from headway.engine.host_kv import HostKv
 from headway.engine.kv.copies import CopyOrder
-from headway.engine.kv.host import HostKv
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm.stepped_engine import SteppedEngine, SteppedStep
+from headway.engine.stepped_engine import SteppedEngine, SteppedStep
 from headway.lab.real_engine import EngineClock, made_requests, turns
 from headway.predict.steps.law import fit_step_time
 from headway.results import summarize
+from headway.statistics import mean, median
 from headway.traces import AllAtOnce, LogNormal, TraceRequest, Workload
 
 # ---- the engine: every step noted, copies held to a bandwidth ----------------------------------------
@@ -74,11 +74,13 @@ class WatchedEngine(SteppedEngine):
             self.watch.fates.update(outcome.preempted.values())
             apply(outcome)
 
-        ledger.apply = applied
+        ledger.apply = applied  # type: ignore[method-assign]  # heard, not changed
 
     def step(self) -> SteppedStep | None:
         """One turn of the loop, noted."""
-        copies, counters = self.scheduler.swaps.copies, self.scheduler.counters
+        swaps, counters = self.scheduler.swaps, self.scheduler.counters
+        assert swaps is not None, "the engine has host memory"
+        copies = swaps.copies
         copied, copying = _blocks_copied(counters), copies.busy
         started = time.perf_counter()
         step = super().step()
@@ -381,25 +383,25 @@ def versus(own: Sequence[float], twins: Mapping[str, Sequence[float]]) -> dict[s
 def policy_row(runs: Sequence[SwapRun], law: StepSeconds, block_bytes: int) -> dict[str, Any]:
     """Means over the rounds of what one policy did; its makespan is the median."""
 
-    def mean(value: Callable[[SwapRun], float]) -> float:
-        return fmean(map(value, runs))
+    def usual(value: Callable[[SwapRun], float]) -> float:
+        return mean(map(value, runs))
 
     makespan_s = median(run.makespan_s for run in runs)
     return {
         "makespan_s": makespan_s,
         "makespan_at_one_speed_s": median(at_one_speed_s(run, law) for run in runs),
         "output_tps": runs[0].output_tokens / makespan_s,
-        "mean_jct_s": mean(lambda run: run.mean_jct_s),
-        "p99_jct_s": mean(lambda run: run.p99_jct_s),
-        "preemptions": mean(lambda run: run.swaps + run.recomputes),
+        "mean_jct_s": usual(lambda run: run.mean_jct_s),
+        "p99_jct_s": usual(lambda run: run.p99_jct_s),
+        "preemptions": usual(lambda run: run.swaps + run.recomputes),
         "swap_share": share(sum(run.swaps for run in runs), sum(run.recomputes for run in runs)),
-        "recomputed_tokens": mean(lambda run: run.recomputed_tokens),
-        "swapped_out_blocks": mean(lambda run: run.swapped_out_blocks),
-        "swapped_in_blocks": mean(lambda run: run.swapped_in_blocks),
-        "copy_s": mean(lambda run: run.copy_s),
-        "copy_wait_s": mean(lambda run: run.copy_wait_s),
-        "idle_for_copies_s": mean(lambda run: run.idle_s),
-        "scheduler_us_per_step": 1e6 * mean(lambda run: run.scheduler_s / len(run.steps)),
+        "recomputed_tokens": usual(lambda run: run.recomputed_tokens),
+        "swapped_out_blocks": usual(lambda run: run.swapped_out_blocks),
+        "swapped_in_blocks": usual(lambda run: run.swapped_in_blocks),
+        "copy_s": usual(lambda run: run.copy_s),
+        "copy_wait_s": usual(lambda run: run.copy_wait_s),
+        "idle_for_copies_s": usual(lambda run: run.idle_s),
+        "scheduler_us_per_step": 1e6 * usual(lambda run: run.scheduler_s / len(run.steps)),
         "to_host_bytes_per_s": rate(runs, "swapped_out_blocks", "swap_out_s", block_bytes),
         "to_device_bytes_per_s": rate(runs, "swapped_in_blocks", "swap_in_s", block_bytes),
     }

@@ -18,10 +18,11 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from headway.statistics import mean_of_known
+
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import all_done, command_line, jobs_option, markdown_option
-from bench.figures import mean
 from bench.gain.broken_predictions import HONEST, Way, light_targets, simulated
 from bench.gain.predicted import HARDWARE, MODEL, capacity, requests
 from bench.streams import KINDS, NONE, TWO, Targets, asked_by
@@ -116,11 +117,11 @@ def _row(
         for tenant in (CALM, FLOOD):
             summaries = {cell.seed: summarize(found[cell][tenant]) for cell in runs}
             row[name][tenant] = {
-                "mean_jct_s": mean([each.mean_jct_s for each in summaries.values()]),
-                "goodput": mean([each.goodput for each in summaries.values()]),
+                "mean_jct_s": mean_of_known([each.mean_jct_s for each in summaries.values()]),
+                "goodput": mean_of_known([each.goodput for each in summaries.values()]),
             }
             if tenant == CALM:
-                row[name][tenant]["slowdown"] = mean(
+                row[name][tenant]["slowdown"] = mean_of_known(
                     [(each.mean_jct_s or 0.0) / (alone[seed] or 1.0) for seed, each in summaries.items()]
                 )
     return row

@@ -38,9 +38,8 @@ from headway.core.host_copies import Copy
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.kv.host import HostKv
-from headway.engine.step.guard import GuardedPolicy
-from headway.engine.vllm.model_free import (
+from headway.engine.host_kv import HostKv
+from headway.engine.model_free import (
     BLOCK_SIZE,
     ModelFreeEngine,
     ScriptedRequest,
@@ -48,6 +47,7 @@ from headway.engine.vllm.model_free import (
     headway_builder,
     make_scheduler,
 )
+from headway.engine.step.guard import GuardedPolicy
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset, known_presets
 from headway.sim.engine import SimulatedEngine

@@ -21,7 +21,7 @@ from headway.sim.kv_pool import KvPool
 from headway.sim.limits import EngineLimits
 
 if TYPE_CHECKING:
-    from headway.engine.step.scheduler import PolicyScheduler
+    from headway.engine.scheduler import PolicyScheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.demo_model import DEMO_RANDOM, ensure_demo_random
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.engine.machine import is_cpu_build
 from headway.engine.servers.server_command import TRANSFER_FLAG
-from headway.engine.vllm.stepped_engine import put_in_scheduler
+from headway.engine.stepped_engine import put_in_scheduler
 from headway.errors import UpstreamError
 from headway.lab.server import DEPLOY_TIMEOUT_S, free_port, why_not_ready
 from headway.loadgen.queries import scrape
@@ -39,7 +39,7 @@ from headway.policies.presets import Preset
 from headway.policies.protocols import Learning, Order, Predicting
 
 if TYPE_CHECKING:
-    from headway.engine.step.scheduler import PolicyScheduler
+    from headway.engine.scheduler import PolicyScheduler
 
 PAUSE_SHARE = 0.25
 """Of the jobs a step would run."""

@@ -22,8 +22,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, whi
 
 from headway.core.job import Job
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.vllm.model_free import ScriptedRequest, engine_config, headway_builder
-from headway.engine.vllm.self_check import Parity, compare_logs, run_script, stock_builder
+from headway.engine.model_free import ScriptedRequest, engine_config, headway_builder
+from headway.engine.self_check import Parity, compare_logs, run_script, stock_builder
 from headway.lab.trace import Trace
 from headway.policies.order.arrival import Arrival
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.record import Outcome, Record
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.engine.servers.server_command import server_command
 from headway.engine.servers.server_process import ServerProcess
 from headway.engine.settings import EngineSettings

@@ -20,6 +20,8 @@ from functools import partial
 from itertools import repeat
 from urllib.parse import urlsplit
 
+from headway.statistics import quantile
+
 OPERATOR, MALLORY, TRUDY = "operators-key", "mallorys-key", "trudys-key"
 HONEST = ("alice", "bob", "carol")
 MARK = "honest"
@@ -296,8 +298,7 @@ class Health:
 
     def percentile_ms(self, share: float) -> float:
         """The time that this share of the answers took at most."""
-        found = sorted(self.times_s)
-        return round(found[min(len(found) - 1, int(share * len(found)))] * 1000, 1)
+        return round(quantile(self.times_s, share) * 1000, 1)
 
 
 def address_of(url: str) -> tuple[str, int]:

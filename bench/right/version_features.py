@@ -32,10 +32,8 @@ from bench.command import command_line
 from bench.right.conformance import make_script
 from headway.core.plan import Reason
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.kv.host import HostKv
-from headway.engine.step.scheduler import PolicyScheduler
-from headway.engine.vllm import seams as vllm_seams
-from headway.engine.vllm.model_free import (
+from headway.engine.host_kv import HostKv
+from headway.engine.model_free import (
     ModelFreeEngine,
     ScriptedRequest,
     StepLog,
@@ -44,13 +42,15 @@ from headway.engine.vllm.model_free import (
     make_scheduler,
     to_request,
 )
-from headway.engine.vllm.self_check import compare_logs, stock_builder
-from headway.engine.vllm.start import build_scheduler
+from headway.engine.scheduler import PolicyScheduler
+from headway.engine.self_check import compare_logs, stock_builder
+from headway.engine.start import build_scheduler
+from headway.engine.vllm import seams as vllm_seams
 from headway.errors import ConfigError
 from headway.policies.presets import known_presets
 
 if TYPE_CHECKING:
-    from headway.engine.step.scheduler import PolicyScheduler
+    from headway.engine.scheduler import PolicyScheduler
 
 NUM_BLOCKS = 64
 NARROW = 6

@@ -32,8 +32,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any
+
+from headway.statistics import mean, median, quantile
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -46,7 +47,6 @@ from headway.core.record import Record
 from headway.lab.simulation import simulate_policy
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import StepSeconds
-from headway.predict.steps.fitting import quantile
 from headway.predict.steps.hardware import catalogue, hardware
 from headway.sim.engine import EngineTotals
 from headway.sim.limits import EngineLimits
@@ -152,7 +152,7 @@ def judge(run: PublishedRun, prefill_factor: float) -> dict[str, Any]:
         "simulated": _rounded(asdict(simulated)),
         "error": relative_errors(real, simulated),
         "variants": {name: relative_errors(real, other) for name, other in variants.items()},
-        "real_frontend_s": round(fmean(map(frontend_s, run.requests)), 4),
+        "real_frontend_s": round(mean(map(frontend_s, run.requests)), 4),
         "real_prefix_hit_rate": _share(run.settings["prefix_hit_rate_pct"]),
         "simulated_prefix_hit_rate": hit_rate(requests, totals.cached_tokens),
         "simulated_preemptions": totals.preemptions,
@@ -282,13 +282,11 @@ def figures(timelines: Iterable[Timeline]) -> Figures:
     ttft = sorted(each.ttft_s for each in found)
     e2e = sorted(each.e2e_s for each in found)
     return Figures(
-        ttft_mean_s=fmean(ttft),
+        ttft_mean_s=mean(ttft),
         ttft_p50_s=quantile(ttft, 0.5),
         ttft_p99_s=quantile(ttft, 0.99),
-        tpot_mean_s=fmean(
-            (each.e2e_s - each.ttft_s) / (each.tokens - 1) for each in found if each.tokens > 1
-        ),
-        e2e_mean_s=fmean(e2e),
+        tpot_mean_s=mean((each.e2e_s - each.ttft_s) / (each.tokens - 1) for each in found if each.tokens > 1),
+        e2e_mean_s=mean(e2e),
         e2e_p50_s=quantile(e2e, 0.5),
         e2e_p99_s=quantile(e2e, 0.99),
     )

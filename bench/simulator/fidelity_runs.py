@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise, product
 from math import fsum, sqrt
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -23,10 +22,10 @@ from bench.real_runs import kept_apart, profile_for
 from headway.core.batch_shape import BatchShape
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS, Slo
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.engine.profiling.profile import Measurements, Profiler
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm.stepped_engine import ReportedSizes, SteppedEngine
+from headway.engine.stepped_engine import ReportedSizes, SteppedEngine
 from headway.errors import ConfigError
 from headway.json_file import read_json, write_json
 from headway.lab.predictor_choice import length_source
@@ -35,12 +34,12 @@ from headway.lab.simulation import simulate_policy
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.steps.calibration import Calibration
 from headway.predict.steps.copies import TransferModel
-from headway.predict.steps.fitting import quantile
 from headway.results import read_records, summarize
 from headway.results.records import write_records
 from headway.sim.lengths import LengthSource
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System
+from headway.statistics import mean, quantile
 from headway.traces import LogNormal, Poisson, TraceRequest, at_once, generate
 from headway.whole_file import write_whole
 
@@ -231,8 +230,8 @@ class FidelityCell:
         if count < 2:
             return None
         pairs = [(own.values[key], run.values[key]) for own, run in zip(self.own, self.real, strict=True)]
-        real = fmean(value for _, value in pairs)
-        ratio = fmean(own for own, _ in pairs) / real
+        real = mean(value for _, value in pairs)
+        ratio = mean(own for own, _ in pairs) / real
         variance = fsum((own - ratio * value) ** 2 for own, value in pairs) / (count - 1)
         return float(stdtrit(count - 1, 0.975)) * sqrt(variance / count) / real
 
@@ -297,7 +296,7 @@ def at_speed_of(calibration: Calibration, rows: Sequence[Row]) -> Calibration:
 def mean_noise(calibration: Calibration) -> float:
     """The mean of what the simulator's clock draws."""
     residuals = calibration.residuals
-    return fmean(map(fmean, pairwise(residuals))) if len(residuals) > 1 else residuals[0]
+    return mean(map(mean, pairwise(residuals))) if len(residuals) > 1 else residuals[0]
 
 
 def _ratios(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:

@@ -20,7 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import log2
 from pathlib import Path
-from statistics import median
+
+from headway.statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -38,9 +39,8 @@ from bench.simulator.kernel_fits import (
     fit_tile_key_s,
     longest_tile_key_s,
 )
-from headway.predict.steps.data_sheet import nearest
 from headway.predict.steps.fitting import Errors, errors_of
-from headway.predict.steps.hardware import HOST_COPY_SHARE, Catalogue, Hardware
+from headway.predict.steps.hardware import HOST_COPY_SHARE, Catalogue, Hardware, nearest
 from headway.predict.steps.kernels import AllReduce, Kernels, Peaks
 
 # ---- data sheets, and numbers taken rather than fitted, each with its source -------------------------

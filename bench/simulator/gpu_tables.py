@@ -25,7 +25,6 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 from pathlib import Path
-from statistics import median
 from typing import TypeAlias
 
 import msgspec
@@ -36,6 +35,7 @@ from headway.predict.models.model_shape import ModelShape
 from headway.predict.steps.calibration import GraphedStep, StepSeconds
 from headway.predict.steps.device_step import DeviceStep, Gpu
 from headway.predict.steps.hardware import Catalogue, Hardware
+from headway.statistics import median
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "gpu"
 Row: TypeAlias = tuple[float, ...]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TypeAlias
 
 import numpy as np
@@ -20,6 +19,7 @@ from headway.predict.steps.kernels import (
     gemm_ideal_s,
     prefill_ideal_s,
 )
+from headway.statistics import median
 
 # ---- fits of `Surface`s: least squares on logarithms, outliers held back -----------------------------
 

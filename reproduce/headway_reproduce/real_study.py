@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.engine.stepped_engine import SteppedEngine
 from headway.errors import VLLM_COMES_BY
 from headway.json_file import read_json, write_json
 from headway.lab.kept_runs import release
@@ -21,9 +21,10 @@ from headway.lab.papers import PaperRequest, Tell
 from headway.lab.real_engine import run_real
 from headway.results import Summary, summarize
 from headway.results.study import StudyPart, StudyTable, Value
+from headway.statistics import mean_of_all
 from headway.traces import TraceRequest
 from headway_reproduce.mid_model import ensure_mid_model
-from headway_reproduce.study import mean, ratio
+from headway_reproduce.study import ratio
 
 FILE = "real-engine.json"
 
@@ -142,7 +143,7 @@ class RealResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def mean(self, key: str) -> float | None:
         """The mean over the rounds of a summary key; None where one has no such value."""
-        return mean(getattr(summary, key) for summary in self.summaries)
+        return mean_of_all(getattr(summary, key) for summary in self.summaries)
 
 
 class RealRuns(MeasuredOnce, frozen=True, kw_only=True):

@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from headway.errors import SimulationError
@@ -14,6 +13,7 @@ from headway.lab.kept_runs import FILE, Digested, Kept, run_kept
 from headway.lab.papers import PaperRequest, Size, Tell, Tick
 from headway.results.study import Chart, Study, StudyPart, StudyTable, Value
 from headway.results.svg import Points, settings_svg
+from headway.statistics import deviation, known, mean_of_all
 
 _DIGITS = 4
 
@@ -38,15 +38,8 @@ class Spread(NamedTuple):
 def spread(values: Iterable[float | None]) -> Spread:
     """The mean and deviation of the values; None if a value is missing or there are none."""
     found = list(values)
-    whole = [value for value in found if value is not None]
-    if not whole or len(whole) < len(found):
-        return Spread(None, None)
-    return Spread(fmean(whole), stdev(whole) if len(whole) > 1 else None)
-
-
-def mean(values: Iterable[float | None]) -> float | None:
-    """The mean of the values; None if a value is missing or there are none."""
-    return spread(values).mean
+    whole = mean_of_all(found)
+    return Spread(whole, None if whole is None else deviation(known(found)))
 
 
 def ratio(mine: float | None, theirs: float | None) -> float | None:
@@ -56,7 +49,7 @@ def ratio(mine: float | None, theirs: float | None) -> float | None:
 
 def span(values: Iterable[float | None]) -> Range | None:
     """The least and the most of the values that are there."""
-    found = [value for value in values if value is not None]
+    found = known(values)
     return (min(found), max(found)) if found else None
 
 
@@ -212,7 +205,7 @@ class PointFindings(Runs[RunT, ResultT], Generic[PointT, RunT, ResultT]):
 
     def mean(self, point: PointT, policy: str, number: Callable[[ResultT], float | None]) -> float | None:
         """The mean over seeds."""
-        return mean(map(number, self.results(point, policy)))
+        return mean_of_all([number(result) for result in self.results(point, policy)])
 
     def ratios(
         self, point: PointT, policy: str, over: str, number: Callable[[ResultT], float | None]

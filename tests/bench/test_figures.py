@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, gain, loss, mean, versus
+from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, gain, loss, versus
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
+from headway.statistics import mean_of_known
 
 SLO = Slo(ttft_s=1.0)
 SHARES = st.floats(min_value=0.01, max_value=1.0)
@@ -38,8 +39,8 @@ def test_what_was_not_measured_is_neither_gained_nor_lost() -> None:
     assert gain(GOODPUT, 0.5, 0.0) is None
     assert loss(GOODPUT, 0.0, 0.5) == 0.5
     assert gain(MEAN_JCT, None, 1.0) is loss(MEAN_JCT, None, 1.0) is loss(MEAN_JCT, 1.0, 0.0) is None
-    assert mean([None, 1.0, 3.0]) == 2.0
-    assert mean([None]) is None
+    assert mean_of_known([None, 1.0, 3.0]) == 2.0
+    assert mean_of_known([None]) is None
 
 
 @given(own=SHARES, other=SHARES)

@@ -11,7 +11,7 @@ import typer
 from headway.cli import Command
 from headway.cli.options import Given, OptionGroup, command_of
 from headway.core.slo import Slo
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.leaving.at_risk import AtRisk

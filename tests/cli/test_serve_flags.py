@@ -11,7 +11,7 @@ from headway.cli import serve
 from headway.cli.options import host_memory
 from headway.cli.serve import check_address, introduction
 from headway.engine.demo_model import resolve_model
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.engine.machine import fastest_dtype, host_memory_bytes, is_cpu_build
 from headway.engine.servers.server_command import CPU_KV_CACHE_BYTES, ServerCommand, server_command
 from headway.engine.servers.vllm_flags import parse_vllm_flags, value_of

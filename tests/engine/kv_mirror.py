@@ -12,7 +12,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from headway.engine.kv.copies import CopyOrder, CopyOrders, CopyReport
-from headway.engine.vllm.model_free import BLOCK_SIZE
+from headway.engine.model_free import BLOCK_SIZE
 from tests.engine.scripts import HearingEngine
 
 NOTHING = -1

@@ -25,7 +25,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from headway.engine.vllm.model_free import BLOCK_SIZE
+from headway.engine.model_free import BLOCK_SIZE
 from tests.engine.scripts import HearingEngine
 
 _SERVED = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)

@@ -15,7 +15,7 @@ from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.request import Request
 
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.vllm.model_free import (
+from headway.engine.model_free import (
     ModelFreeEngine,
     ScriptedRequest,
     engine_config,

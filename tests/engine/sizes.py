@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.engine.vllm.stepped_engine import ReportedSizes
+from headway.engine.stepped_engine import ReportedSizes
 
 SIZES = ReportedSizes(
     block_size=32,

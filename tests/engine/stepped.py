@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from headway.core.batch_shape import BatchShape
-from headway.engine.vllm.stepped_engine import ReportedSizes, SteppedStep
+from headway.engine.stepped_engine import ReportedSizes, SteppedStep
 from tests.engine.sizes import SIZES
 
 SCHEDULE_S = 1e-4

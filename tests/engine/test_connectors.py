@@ -13,14 +13,14 @@ from vllm.v1.request import RequestStatus
 from headway.core.plan import Reason
 from headway.core.record import Outcome
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.vllm.model_free import (
+from headway.engine.model_free import (
     ScriptedRequest,
     StepLog,
     engine_config,
     headway_builder,
     make_scheduler,
 )
-from headway.engine.vllm.self_check import compare_logs, stock_builder
+from headway.engine.self_check import compare_logs, stock_builder
 from tests.engine.scripted_connector import OffloadingEngine, Script, TransferringEngine, transfer_config
 from tests.engine.scripts import NUM_BLOCKS, UNABLATED, HearingEngine, assert_empty, stream
 

@@ -7,8 +7,8 @@ from vllm.config import KVTransferConfig, VllmConfig
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.kv.host import HostKv
-from headway.engine.vllm.model_free import engine_config
+from headway.engine.host_kv import HostKv
+from headway.engine.model_free import engine_config
 from headway.engine.vllm.plugin import overlooks_connector
 
 pytestmark = pytest.mark.vllm

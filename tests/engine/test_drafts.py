@@ -7,7 +7,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 
 from headway.core.record import Outcome
-from headway.engine.vllm.model_free import ModelFreeEngine, ScriptedRequest
+from headway.engine.model_free import ModelFreeEngine, ScriptedRequest
 from tests.engine.scripts import scheduler
 
 pytestmark = pytest.mark.vllm

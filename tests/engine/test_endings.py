@@ -4,9 +4,9 @@ import pytest
 from vllm.v1.request import RequestStatus
 
 from headway.core.record import Outcome
+from headway.engine.model_free import ModelFreeEngine, ScriptedRequest
 from headway.engine.step import endings
 from headway.engine.step.endings import marked, stopped_among
-from headway.engine.vllm.model_free import ModelFreeEngine, ScriptedRequest
 from tests.engine.scripts import scheduler
 
 pytestmark = pytest.mark.vllm

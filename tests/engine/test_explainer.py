@@ -10,8 +10,8 @@ import pytest
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from headway.core.length_estimate import LengthEstimate
+from headway.engine.model_free import ScriptedRequest
 from headway.engine.step.explainer import MOST_ANSWERED, NOT_FOLLOWED, Explainer, tracks_of, window
-from headway.engine.vllm.model_free import ScriptedRequest
 from headway.explain.explanation import Explanation, explain
 from headway.explain.trail import Trail
 from headway.lab.shadow import Feed

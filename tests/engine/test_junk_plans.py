@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from headway.core.job import JobState
 from headway.core.plan import Departure, Fate, StepPlan
-from headway.engine.vllm.model_free import replay
+from headway.engine.model_free import replay
 from headway.policies.presets import PRESETS, build_policy
 from tests.engine.scripts import HearingEngine, assert_empty, scheduler, stream
 from tests.strategies import SOME, decoding, make_job

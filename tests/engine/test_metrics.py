@@ -13,10 +13,10 @@ from vllm.v1.metrics.stats import SchedulerStats
 
 from headway.core.plan import Departure, Reason
 from headway.engine import HeadwayScheduler
+from headway.engine.model_free import headway_builder, make_scheduler, replay
 from headway.engine.step.counters import Counters
 from headway.engine.vllm import metrics
 from headway.engine.vllm.metrics import PREFIX, HeadwayStatLogger
-from headway.engine.vllm.model_free import headway_builder, make_scheduler, replay
 from tests.engine.scripts import HearingEngine, scheduler, stream
 
 pytestmark = pytest.mark.vllm

@@ -22,8 +22,8 @@ from headway.engine import register
 from headway.engine.demo_model import DEMO, resolve_model
 from headway.engine.lengths import in_engine
 from headway.engine.lengths.in_engine import MAX_QUEUED, EngineLengths
+from headway.engine.model_free import ScriptedRequest, engine_config, to_request
 from headway.engine.servers.server_command import SCHEDULER
-from headway.engine.vllm.model_free import ScriptedRequest, engine_config, to_request
 from headway.engine.vllm.seams import LENGTHS, NOTICING, Feature
 from tests.engine.lengths.test_length_entry import ESTIMATE, Noting, Service
 from tests.engine.scripts import HearingEngine, scheduler, steps

@@ -14,10 +14,10 @@ from vllm.sampling_params import SamplingParams
 
 from headway.engine import register
 from headway.engine.demo_model import ensure_demo_random
+from headway.engine.model_free import engine_config
 from headway.engine.servers.server_command import SCHEDULER
 from headway.engine.vllm import plugin as plugin_module
 from headway.engine.vllm.metrics import HeadwayStatLogger
-from headway.engine.vllm.model_free import engine_config
 from headway.engine.vllm.plugin import CPU_ASYNC_SWITCH, SCHEDULES
 from headway.engine.vllm.questions import Endpoint
 from headway.engine.vllm.seams import ENDINGS, works
@@ -127,8 +127,8 @@ PROGRAM = """
 import json, sys
 from headway.engine import register
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.vllm.model_free import engine_config
-from headway.engine.step.scheduler import scheduler_class
+from headway.engine.model_free import engine_config
+from headway.engine.scheduler import scheduler_class
 from headway.engine.vllm.seams import PATCHES, changed
 
 register()

@@ -11,8 +11,8 @@ from vllm.v1.request import Request
 
 from headway.core.plan import Reason
 from headway.core.record import Outcome
-from headway.engine.vllm.model_free import ScriptedRequest, make_scheduler, replay, to_request
-from headway.engine.vllm.self_check import compare_logs, stock_builder
+from headway.engine.model_free import ScriptedRequest, make_scheduler, replay, to_request
+from headway.engine.self_check import compare_logs, stock_builder
 from tests.engine.scripts import UNABLATED, HearingEngine, assert_empty, scheduler, stream
 
 pytestmark = pytest.mark.vllm

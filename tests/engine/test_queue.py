@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from vllm.v1.core.sched.request_queue import RequestQueue
 
+from headway.engine.model_free import ScriptedRequest, to_request
 from headway.engine.step.arrivals import WindowQueue
-from headway.engine.vllm.model_free import ScriptedRequest, to_request
 from tests.strategies import UNTIMED
 
 pytestmark = pytest.mark.vllm

@@ -24,10 +24,10 @@ from headway.core.job import Job
 from headway.core.plan import Departure, Fate, StepOutcome, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
-from headway.engine.step.scheduler import PolicyScheduler
+from headway.engine.model_free import ScriptedRequest, replay, to_request
+from headway.engine.scheduler import PolicyScheduler
+from headway.engine.self_check import compare_logs, run_script, stock_builder
 from headway.engine.step.stall_recovery import STALLED_STEPS
-from headway.engine.vllm.model_free import ScriptedRequest, replay, to_request
-from headway.engine.vllm.self_check import compare_logs, run_script, stock_builder
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.reactive import Recompute
 from headway.policies.presets import PRESETS, build_policy

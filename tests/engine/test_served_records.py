@@ -11,8 +11,8 @@ import pytest
 from vllm.config import ParallelConfig
 
 from headway.core.record import Outcome
+from headway.engine.model_free import replay
 from headway.engine.step.endings import records_of
-from headway.engine.vllm.model_free import replay
 from headway.results import read_records
 from tests.engine.scripts import HearingEngine, scheduler, stream
 from tests.results.examples import make

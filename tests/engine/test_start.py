@@ -16,12 +16,12 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from headway.engine import HeadwayScheduler
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.kv.host import HostKv
-from headway.engine.step.scheduler import AsyncPolicyScheduler, PolicyScheduler, scheduler_class
-from headway.engine.vllm.model_free import StepLog, engine_config, make_scheduler
+from headway.engine.host_kv import HostKv
+from headway.engine.model_free import StepLog, engine_config, make_scheduler
+from headway.engine.scheduler import AsyncPolicyScheduler, PolicyScheduler, scheduler_class
+from headway.engine.self_check import compare_logs, features_in_use, self_check
+from headway.engine.start import RUST_FRONT_END, refuse_unsupported
 from headway.engine.vllm.seams import PATCHES, SCHEDULING, changed, missing
-from headway.engine.vllm.self_check import compare_logs, features_in_use, self_check
-from headway.engine.vllm.start import RUST_FRONT_END, refuse_unsupported
 from headway.errors import ConfigError, HeadwayError, SeamError
 
 pytestmark = pytest.mark.vllm
@@ -276,7 +276,7 @@ def test_an_encoder_decoder_model_is_served_in_stock_order_which_is_said(
     config: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # No such model is here, and vLLM's scheduler wants its encoder: what would be built stands for it.
-    monkeypatch.setattr("headway.engine.vllm.start.stock_class", lambda _: lambda *args, **kwargs: "stock")
+    monkeypatch.setattr("headway.engine.start.stock_class", lambda _: lambda *args, **kwargs: "stock")
     config.additional_config = {"headway": {"policy": "sjf"}}
     assert HeadwayScheduler(is_now(config, is_encoder_decoder=True)) == "stock"
     assert warnings_of(caplog)[0].startswith("an encoder-decoder model is served in stock order: ")
@@ -293,7 +293,7 @@ def test_what_the_rust_front_end_lacks_is_said_once(
 ) -> None:
     build(copy.deepcopy(config), policy="sjf")
     assert RUST_FRONT_END not in caplog.text
-    monkeypatch.setattr("headway.engine.vllm.start.has_rust_front_end", lambda: True)
+    monkeypatch.setattr("headway.engine.start.has_rust_front_end", lambda: True)
     build(config, policy="sjf")
     assert caplog.text.count(RUST_FRONT_END) == 1
 
@@ -325,7 +325,7 @@ def test_the_installed_vllm_has_every_name_as_tested() -> None:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    warned = [record for record in caplog.records if record.name == "headway.engine.vllm.start"]
+    warned = [record for record in caplog.records if record.name == "headway.engine.start"]
     return [record.getMessage() for record in warned if record.levelno == logging.WARNING]
 
 
@@ -487,7 +487,7 @@ def test_blocks_run_out_in_every_run_of_the_self_check(monkeypatch: pytest.Monke
         preempted.append(compare_logs(stock, ours).preemptions)
         return compare_logs(stock, ours)
 
-    monkeypatch.setattr("headway.engine.vllm.self_check.compare_logs", noting)
+    monkeypatch.setattr("headway.engine.self_check.compare_logs", noting)
     self_check(make_config(**ADAPTERS, prefill_schedule_interval=4))
     assert len(preempted) == 4
     assert all(preempted)

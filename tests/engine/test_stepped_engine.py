@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm.stepped_engine import start_core
+from headway.engine.stepped_engine import start_core
 from headway.errors import ConfigError
 from headway.traces.demo_tasks import demo_directory
 

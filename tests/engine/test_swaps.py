@@ -23,10 +23,10 @@ from headway.core.plan import Fate, StepPlan
 from headway.core.prefix_watch import PrefixWatch
 from headway.core.record import Outcome
 from headway.core.view import StepView
+from headway.engine.host_kv import HostKv
 from headway.engine.kv.copies import CopyOrder, CopyOrders, CopyReport
-from headway.engine.kv.host import HostKv
+from headway.engine.model_free import ScriptedRequest, replay
 from headway.engine.step.stall_recovery import PATIENCE_S
-from headway.engine.vllm.model_free import ScriptedRequest, replay
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.reactive import Recompute
 from headway.policies.protocols import Order

@@ -26,11 +26,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from headway.engine import HeadwayScheduler
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
+from headway.engine.model_free import engine_config, make_scheduler
 from headway.engine.servers.server_command import SCHEDULER
 from headway.engine.vllm import plugin
 from headway.engine.vllm import seams as vllm_seams
-from headway.engine.vllm.model_free import engine_config, make_scheduler
 from headway.engine.vllm.seams import (
     CONNECTORS,
     CPU_ASYNC,

@@ -16,7 +16,7 @@ from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm.stepped_engine import SteppedEngine, SteppedStep
+from headway.engine.stepped_engine import SteppedEngine, SteppedStep
 from headway.errors import ConfigError
 from headway.lab.real_engine import Served, prompt_ids, run_real, serve, served_rps, turns
 from headway.traces import TraceRequest

@@ -6,7 +6,8 @@ from math import inf, log
 import pytest
 
 from headway.planner.machine import Configuration
-from headway.planner.objective import Interval, Objective, choose, difference, gain, student_t
+from headway.planner.objective import Objective, choose, difference, gain
+from headway.statistics import Interval, student_t
 from tests.planner.summaries import summary
 
 

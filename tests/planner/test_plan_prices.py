@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from headway.errors import ConfigError
-from headway.planner.objective import Interval
 from headway.planner.planner import Fewest, PlannedDeployment
 from headway.planner.prices import cheapest, parse_prices, per_hour, priced, prices_data, said_of_prices
+from headway.statistics import Interval
 from tests.planner.plans import TARGETS, ask, planned, prepared
 
 ASKED = ask(slo=TARGETS)

@@ -30,7 +30,8 @@ from headway.planner.replay_setup import (
 )
 from headway.planner.runs import capacity_rps
 from headway.results import summarize
-from headway.results.metrics import measured, tbt_s, ttft_s
+from headway.results.metrics import tbt_s, ttft_s
+from headway.statistics import known
 from headway.traces import TraceRequest
 from tests.planner.costs import write_costs
 from tests.planner.plans import TARGETS, planned, prepared
@@ -250,7 +251,7 @@ def test_where_prompts_are_long_a_factor_is_told_from_so_much_more_in_each_step(
 
 def means_of(records: list[Record]) -> tuple[float, float]:
     """Mean times between tokens and to the first."""
-    return fmean(measured(map(tbt_s, records))), fmean(measured(map(ttft_s, records)))
+    return fmean(known(map(tbt_s, records))), fmean(known(map(ttft_s, records)))
 
 
 def test_a_trace_of_few_requests_cannot_be_checked_with(here: Machine, tmp_path: Path) -> None:

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from headway.core.slo import Slo
 from headway.errors import ConfigError, TraceError
-from headway.planner.objective import Interval, Objective
+from headway.planner.objective import Objective
 from headway.planner.planner import Effort, affordable, make_plan
 from headway.planner.preparation import usual_policies
 from headway.planner.request import Targets
 from headway.planner.runs import KeptPlanRuns
 from headway.planner.search import sampled_s
 from headway.predict.models.known_models import model_shape
+from headway.statistics import Interval
 from tests.planner.plans import TARGETS, ask, planned, prepared, two_classes
 
 FOUND = prepared()

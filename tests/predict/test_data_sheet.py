@@ -5,8 +5,7 @@ import pytest
 from headway.core.batch_shape import BatchShape
 from headway.errors import ConfigError
 from headway.predict.models.known_models import model_shape
-from headway.predict.steps.data_sheet import nearest
-from headway.predict.steps.hardware import calibration, catalogue, hardware
+from headway.predict.steps.hardware import calibration, catalogue, hardware, nearest
 from headway.predict.steps.kernels import Peaks
 
 LLAMA = model_shape("Llama-3.1-8B")

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from headway.core.batch_shape import BatchShape
 from headway.errors import ConfigError
-from headway.predict.steps.fitting import errors_of, nnls, quantile
+from headway.predict.steps.fitting import errors_of, nnls
 from headway.predict.steps.law import Curve, StepTimeLaw, fit_step_time
+from headway.statistics import quantile
 from tests.predict.shapes import batch, batches, decodes
 from tests.strategies import UNTIMED
 

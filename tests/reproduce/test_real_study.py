@@ -16,7 +16,7 @@ from headway_reproduce.real_study import (
     real_part,
 )
 
-from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.engine.stepped_engine import SteppedEngine
 from headway.errors import RecordError
 from headway.lab.papers import PaperRequest
 from headway.results import summarize

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headway.results.study import Chart, StudyPart, StudyTable, Value
+from headway.statistics import mean_of_all
 from headway_reproduce.adaptivellm.setting import (
     ABLATIONS,
     BASELINE,
@@ -26,7 +27,7 @@ from headway_reproduce.adaptivellm.setting import (
     AdaptiveVariation,
     ModelAndData,
 )
-from headway_reproduce.study import Range, chart, mean, ratio, short, span
+from headway_reproduce.study import Range, chart, ratio, short, span
 from headway_reproduce.study_runs import EngineFindings, RunResult, StudyRun, summary_key, throughput_rps
 
 OTHERS = {"vllm": BASELINE, "vllm_s": SWAP}
@@ -75,7 +76,7 @@ class ThroughputFindings(EngineFindings[AdaptivePoint]):
             self.results(what.base_of(group), BASELINE),
             strict=False,
         )
-        return mean(ratio(throughput_rps(mine), throughput_rps(theirs)) for mine, theirs in pairs)
+        return mean_of_all(ratio(throughput_rps(mine), throughput_rps(theirs)) for mine, theirs in pairs)
 
     def varied_span(self, what: AdaptiveVariation) -> Range | None:
         """The least and the most of `varied_gain` over the scope's groups."""

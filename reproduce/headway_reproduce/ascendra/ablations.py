@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from headway.core.batch_shape import StepKind
 from headway.results.study import StudyPart, Value
+from headway.statistics import mean_of_all
 from headway_reproduce.ascendra.findings import AscendraFindings, Number, goodput
 from headway_reproduce.ascendra.run import QUANTILES, AscendraResult
 from headway_reproduce.ascendra.setting import (
@@ -33,7 +34,7 @@ from headway_reproduce.ascendra.setting import (
     Service,
     with_order,
 )
-from headway_reproduce.study import chart, mean, ratio, short
+from headway_reproduce.study import chart, ratio, short
 
 LP, HP = "lp", "hp"
 
@@ -304,4 +305,4 @@ class AscendraFurther(AscendraFindings):
 
 
 def _known_mean(errors: Sequence[float | None]) -> float | None:
-    return mean(error for error in errors if error is not None)
+    return mean_of_all(error for error in errors if error is not None)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import fmean
 
 from headway.errors import SimulationError
 from headway.results.study import Chart, StudyPart, Value
+from headway.statistics import mean, mean_of_all
 from headway_reproduce.ascendra.cells import AscendraRun, AscendraScope
 from headway_reproduce.ascendra.run import AscendraResult, simulate_ascendra
 from headway_reproduce.ascendra.setting import (
@@ -29,7 +29,7 @@ from headway_reproduce.ascendra.setting import (
     AscendraChange,
     Service,
 )
-from headway_reproduce.study import Runs, chart, mean, ratio, short
+from headway_reproduce.study import Runs, chart, ratio, short
 
 Number = Callable[[AscendraResult], float | None]
 """What is asked of a run; None where it has no such value."""
@@ -95,12 +95,12 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
         self, case: AscendraCase, load: float, service: Service, number: Number = goodput
     ) -> float | None:
         """The mean over seeds; None where some seed has no such value."""
-        return mean(map(number, self.at_rate(case, load * self.reference_rps(case), service)))
+        return mean_of_all(map(number, self.at_rate(case, load * self.reference_rps(case), service)))
 
     def curve(self, case: AscendraCase, service: Service) -> Curve:
         """Goodput over requests a second."""
         rates = [load * self.reference_rps(case) for load in self.scope.loads]
-        return [(rate_rps, fmean(map(goodput, self.at_rate(case, rate_rps, service)))) for rate_rps in rates]
+        return [(rate_rps, mean(map(goodput, self.at_rate(case, rate_rps, service)))) for rate_rps in rates]
 
     def rate_at_good(self, case: AscendraCase, service: Service) -> float | None:
         """Requests a second at which nine in ten are still within their targets."""
@@ -293,10 +293,10 @@ class TargetFindings(AscendraFindings):
         """
         rate_rps = share * self.capacity_rps()
         if service is not ASCENDRA:
-            return mean(result.needed_scale for result in self.at_rate(MAIN, rate_rps, service))
+            return mean_of_all(result.needed_scale for result in self.at_rate(MAIN, rate_rps, service))
         return scale_at_good(
             [
-                (scale, fmean(map(goodput, self.at_rate(MAIN, rate_rps, service, scale=scale))))
+                (scale, mean(map(goodput, self.at_rate(MAIN, rate_rps, service, scale=scale))))
                 for scale in self.scope.scales
             ]
         )
@@ -380,7 +380,7 @@ class Overloads(AscendraFindings):
     def _share(self, service: Service, over: float, number: Number) -> float:
         rate_rps = over * self.capacity_rps()
         runs = [self.scope.overload_run(service, rate_rps, seed) for seed in self.scope.seeds]
-        return mean(number(self.result(run)) for run in runs) or 0.0
+        return mean_of_all(number(self.result(run)) for run in runs) or 0.0
 
     def part(self) -> StudyPart:
         """Within targets, dropped and late, by rate."""

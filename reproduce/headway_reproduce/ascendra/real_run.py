@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median
 from tempfile import TemporaryDirectory
 
 import msgspec
@@ -24,6 +23,7 @@ from headway.lab.server import RunningServer
 from headway.loadgen import ReplayOptions, ReplayReport, replay
 from headway.results import Summary, summarize
 from headway.results.study import StudyPart, StudyTable, Value
+from headway.statistics import mean, mean_of_all, median
 from headway.traces import TraceRequest
 from headway_reproduce.ascendra.real_servers import (
     AscendraServers,
@@ -35,7 +35,6 @@ from headway_reproduce.ascendra.real_stream import Shape, TargetRule, bursty_str
 from headway_reproduce.ascendra.real_systems import ASCENDRA, SYSTEMS, calibrating
 from headway_reproduce.process_cpu import CpuShare, Usage, share, usage
 from headway_reproduce.real_study import MeasuredOnce, RealMeasurement
-from headway_reproduce.study import mean
 
 HAND_OFFS = "hand-offs"
 CLIENT, GATEWAY, OTHERS = "client", "gateway", "idle systems"
@@ -210,11 +209,11 @@ class RealCell(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def goodput(self) -> float:
         """Mean over the seeds."""
-        return fmean(run.summary.goodput or 0.0 for run in self.runs)
+        return mean(run.summary.goodput or 0.0 for run in self.runs)
 
     def mean(self, key: str) -> float | None:
         """The mean over the seeds of a summary key; None where one has no such value."""
-        return mean(getattr(run.summary, key) for run in self.runs)
+        return mean_of_all(getattr(run.summary, key) for run in self.runs)
 
 
 class AscendraReal(MeasuredOnce, frozen=True, kw_only=True):
@@ -324,7 +323,7 @@ def _table(found: AscendraReal) -> StudyTable:
 
 def _row(cell: RealCell) -> list[Value]:
     goodputs = [run.summary.goodput or 0.0 for run in cell.runs]
-    dropped = fmean(run.summary.expired / run.summary.requests for run in cell.runs)
+    dropped = mean(run.summary.expired / run.summary.requests for run in cell.runs)
     return [
         f"{cell.load:g}",
         cell.system,
@@ -340,7 +339,7 @@ def _row(cell: RealCell) -> list[Value]:
 def _cores(runs: Iterable[StreamRun]) -> list[tuple[str, float]]:
     """What each instance used of a core, mean over the runs; instances come first in the shares."""
     shares = [run.shares for run in runs]
-    return [(name, fmean(share[name].cores for share in shares)) for name in list(shares[0])[:INSTANCES]]
+    return [(name, mean(share[name].cores for share in shares)) for name in list(shares[0])[:INSTANCES]]
 
 
 def _targets(found: AscendraReal) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from statistics import fmean
 
 import numpy as np
 
@@ -22,6 +21,7 @@ from headway.results import summarize
 from headway.results.metrics import end_s, ends, met_targets, tbt_s, ttft_s
 from headway.routing.pools import pool_of
 from headway.sim.simulation import Policies, PolicyFactory, SimulatedRun, System
+from headway.statistics import known, mean, quantile
 from headway.traces import TraceRequest
 from headway_reproduce.ascendra.cells import AscendraRun, costs
 from headway_reproduce.study_runs import of_kind
@@ -131,7 +131,7 @@ class StepErrors:
     def by_minute(self) -> dict[str, tuple[float | None, ...]]:
         """Kind of step -> mean relative error of each minute; None where it had no such step."""
         return {
-            kind: tuple(fmean(minutes[at]) if at in minutes else None for at in range(max(minutes) + 1))
+            kind: tuple(mean(minutes[at]) if at in minutes else None for at in range(max(minutes) + 1))
             for kind, minutes in sorted(self._found.items())
         }
 
@@ -167,7 +167,7 @@ class TokenGaps:
 
     def at(self, share: float) -> float | None:
         """The gap that so large a share of all stays within; None without any."""
-        return float(np.quantile(self._gaps_s, share)) if self._gaps_s else None
+        return quantile(self._gaps_s, share) if self._gaps_s else None
 
 
 # ---- from the records of a run to what the experiments ask of it -----------------------------------------
@@ -289,11 +289,9 @@ def _own_scale(record: Record) -> float:
 
 
 def _quantiles(finished: Sequence[Record]) -> tuple[float, ...]:
-    times_s = [time_s for record in finished if (time_s := ttft_s(record)) is not None]
-    if not times_s:
-        return ()
-    found = np.quantile(times_s, np.linspace(0, 1, QUANTILES + 1))
-    return tuple(round(float(time_s), 6) for time_s in found)
+    times_s = known(map(ttft_s, finished))
+    shares = [step / QUANTILES for step in range(QUANTILES + 1)] if times_s else []
+    return tuple(round(quantile(times_s, share), 6) for share in shares)
 
 
 def _pool_result(pool: str, use: PoolUse, records: Sequence[Record]) -> PoolResult:
@@ -309,5 +307,5 @@ def _pool_result(pool: str, use: PoolUse, records: Sequence[Record]) -> PoolResu
         if record.first_scheduled_s is not None
     ]
     return PoolResult(
-        busy_share=use.busy_share, first_tokens=len(started), delay_s=fmean(delays_s) if delays_s else None
+        busy_share=use.busy_share, first_tokens=len(started), delay_s=mean(delays_s) if delays_s else None
     )

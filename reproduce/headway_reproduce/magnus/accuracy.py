@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from statistics import StatisticsError, correlation, median
+from statistics import StatisticsError, correlation
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from headway.lab.papers import PaperRequest, Tell
 from headway.predict.lengths.facts import RequestFacts
 from headway.predict.lengths.predictor import LengthLearner
 from headway.results.study import StudyPart, StudyTable, Value
+from headway.statistics import median
 from headway_reproduce.magnus.data import DataSource, TaskData, TaskRow, data_digest, load_natural, load_tasks
 from headway_reproduce.magnus.features import APP_GROUPS, USER_GROUPS, MagnusFeatures
 from headway_reproduce.magnus.forest import LengthForest, Tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from headway.statistics import mean_of_all
 from headway_reproduce.claims import Claim, Verdict, judged_gain, judged_near, judged_range
 from headway_reproduce.magnus.accuracy import FOREST, INPUT_ONLY, WITH_INSTRUCTION, Accuracy
 from headway_reproduce.magnus.cells import (
@@ -30,7 +31,7 @@ from headway_reproduce.magnus.setting import (
     STEPS,
     VS,
 )
-from headway_reproduce.study import Range, mean
+from headway_reproduce.study import Range
 
 _RISES = {
     "throughput": "requests/s more",
@@ -247,11 +248,11 @@ class MagnusClaims(MagnusRates):
     def _starvation(self) -> Claim:
         before, after = STEPS[-2:]
         tails = [
-            mean(result.p95_rt_s for result in self.results(point, before)) or 0.0
+            mean_of_all(result.p95_rt_s for result in self.results(point, before)) or 0.0
             for point in self.scope.rates()
         ]
         ours = [
-            mean(result.p95_rt_s for result in self.results(point, after)) or 0.0
+            mean_of_all(result.p95_rt_s for result in self.results(point, after)) or 0.0
             for point in self.scope.rates()
         ]
         longest = max(mine / theirs for mine, theirs in zip(ours, tails, strict=True))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from headway.results.study import Chart, StudyPart, Value
+from headway.statistics import mean_of_all
 from headway_reproduce.magnus.cells import UNCHANGED, MagnusChange, MagnusPoint, MagnusRun, MagnusScope
 from headway_reproduce.magnus.setting import (
     BASELINES,
@@ -19,7 +20,7 @@ from headway_reproduce.magnus.setting import (
     VS,
 )
 from headway_reproduce.magnus.simulation import MagnusResult, simulate_magnus
-from headway_reproduce.study import PointFindings, Range, chart, mean, short, short_range, span
+from headway_reproduce.study import PointFindings, Range, chart, short, short_range, span
 
 KEYS = {
     "throughput_rps": "requests/s",
@@ -92,7 +93,7 @@ class MagnusFindings(PointFindings[MagnusPoint, MagnusRun, MagnusResult]):
 
     def value(self, point: MagnusPoint, policy: str, key: str) -> float | None:
         """The mean over seeds of what a result has under a key."""
-        return mean(getattr(result, key) for result in self.results(point, policy))
+        return mean_of_all(getattr(result, key) for result in self.results(point, policy))
 
     def values(self, point: MagnusPoint, policy: str, keys: Iterable[str]) -> dict[str, float | None]:
         """As `value`, by key, as scripts read them."""
@@ -101,7 +102,7 @@ class MagnusFindings(PointFindings[MagnusPoint, MagnusRun, MagnusResult]):
     def gain(self, point: MagnusPoint, policy: str, over: str, gain: MagnusGain) -> float | None:
         """One policy's gain over another, mean over seeds: both served the same requests."""
         pairs = zip(self.results(point, policy), self.results(point, over), strict=True)
-        return mean(gain.of(mine, theirs) for mine, theirs in pairs)
+        return mean_of_all(gain.of(mine, theirs) for mine, theirs in pairs)
 
     def gains(self, point: MagnusPoint, policy: str, over: str) -> list[float | None]:
         """Each of GAINS."""

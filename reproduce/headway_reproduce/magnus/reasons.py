@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import fmean
-
 from headway.results.study import StudyPart, StudyTable, Value
+from headway.statistics import mean
 from headway_reproduce.magnus.accuracy import Accuracy
 from headway_reproduce.magnus.cells import UNCHANGED, MagnusChange, MagnusPoint
 from headway_reproduce.magnus.data import load_tasks
@@ -125,7 +124,7 @@ class MagnusReasons(MagnusFindings):
         return [
             f"Over vs at load {load:g}: {gains(VS, UNCHANGED)} as it stands; {others(VS)}.",
             f"Over ccb at load {load:g}: {gains(CCB, UNCHANGED)} as it stands; {others(CCB)}.",
-            f"An answer has {fmean(outputs):.0f} tokens in the mean, so that a batch held by memory alone has "
+            f"An answer has {mean(outputs):.0f} tokens in the mean, so that a batch held by memory alone has "
             f"{asked('mean_batch')} members. Memory is planned to the last token "
             "for the longest answer that is predicted; a batch that outgrows it loses its work. Batches that did at "
             f"load {load:g}: {asked('oom')} as it stands; {held}.",

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Reversible, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import floor, sqrt
-from statistics import fmean
 
 import numpy as np
 
@@ -16,12 +15,13 @@ from headway.core.record import Outcome, Record
 from headway.errors import HeadwayError
 from headway.lab.simulation import simulate_policy
 from headway.predict.steps.batch_time import BatchRow
-from headway.results.metrics import end_s, jct_s, measured
+from headway.results.metrics import end_s, jct_s
 from headway.routing.batch import Batch, BatchMember
 from headway.routing.batch_queue import Choosing, Joining
 from headway.routing.magnus import BatchSettings, build_batch_queue
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System
+from headway.statistics import known, mean, quantile
 from headway.traces import TraceRequest
 from headway_reproduce.magnus.cells import UNCHANGED, MagnusChange, MagnusRun, run_costs
 from headway_reproduce.magnus.data import (
@@ -234,14 +234,14 @@ def _continuous(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResul
 
 
 def _result(records: Sequence[Record], valid_tokens: int, total_tokens: int) -> MagnusResult:
-    times_s = measured(map(jct_s, records))
+    times_s = known(map(jct_s, records))
     duration_s = max(map(end_s, records)) - min(record.arrival_s for record in records)
     return MagnusResult(
         requests=len(records),
         finished=len(times_s),
         throughput_rps=len(times_s) / duration_s,
-        mean_rt_s=fmean(times_s),
-        p95_rt_s=float(np.quantile(times_s, 0.95)),
+        mean_rt_s=mean(times_s),
+        p95_rt_s=quantile(times_s, 0.95),
         valid_tps=valid_tokens / duration_s,
         total_tps=total_tokens / duration_s,
     )
@@ -250,7 +250,7 @@ def _result(records: Sequence[Record], valid_tokens: int, total_tokens: int) -> 
 def _length_rmse(records: Sequence[Record]) -> float:
     finished = [record for record in records if record.outcome is Outcome.FINISHED]
     errors = [(record.predicted_output_tokens or 0.0) - record.output_tokens for record in finished]
-    return sqrt(fmean(error * error for error in errors))
+    return sqrt(mean(error * error for error in errors))
 
 
 @lru_cache(maxsize=4)

@@ -23,7 +23,7 @@ from headway.cli.options import (
     host_memory,
 )
 from headway.cli.output import written_command
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.errors import ConfigError
 from headway.setting import Setting
 

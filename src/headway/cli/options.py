@@ -15,7 +15,7 @@ from headway.errors import ConfigError
 from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
-    from headway.engine.kv.host import HostKv
+    from headway.engine.host_kv import HostKv
 
 Given = dict[str, Any]
 """The settings of a dataclass that the user gave, by field."""
@@ -156,7 +156,7 @@ def _given(of: type[Any], given: Given, prefix: str) -> Given:
 
 def host_memory(gib: float | None = None, bytes_per_s: float | None = None) -> HostKv | None:
     """What the flags ask for; None without memory. Raises ConfigError for values that are not accepted."""
-    from headway.engine.kv.host import HostKv
+    from headway.engine.host_kv import HostKv
 
     if gib is not None and gib != 0:
         return HostKv(gib=gib, bytes_per_s=bytes_per_s)

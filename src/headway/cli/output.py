@@ -201,3 +201,17 @@ def written_command(arguments: Sequence[str], *, without: Collection[str] = ()) 
         else:
             kept.append(_HIDDEN if flag in _SECRETS else word)
     return shlex.join(kept)
+
+
+def targets(ttft_s: float | None, tbt_s: float | None) -> str:
+    """The targets of requests that name none, for people."""
+    both = {"first token within": ttft_s, "time between tokens": tbt_s}
+    named = [f"{what} {value_s:g} s" for what, value_s in both.items() if value_s is not None]
+    return f"targets: {', '.join(named)}" if named else "no latency targets"
+
+
+def base_url(address: tuple[str, int], *, tls: bool = False) -> str:
+    """Where clients ask a server that listens there."""
+    host, port = address
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

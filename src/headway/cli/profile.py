@@ -118,7 +118,7 @@ def _measure(model: str, vllm_flags: Sequence[str], plan: ProfilePlan) -> tuple[
     measured: Measurements | None = None
     try:
         from headway.engine.profiling.profile import Measurements, measure
-        from headway.engine.vllm.stepped_engine import SteppedEngine
+        from headway.engine.stepped_engine import SteppedEngine
 
         typer.echo("starting vLLM", err=True)
         engine = SteppedEngine(model, vllm_flags)

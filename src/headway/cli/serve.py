@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli.options import Given, OptionGroup, flag_name, host_memory
-from headway.cli.output import check_engine_files
+from headway.cli.output import base_url, check_engine_files, targets
 from headway.cli.serve_layout import GatewayFlags
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.pool_settings import PoolSettings
@@ -245,17 +245,3 @@ def _predictions(settings: EngineSettings) -> list[str]:
         return []
     kept = "forgotten at the end" if settings.length_model is None else f"kept in {settings.length_model}"
     return [f"Lengths of answers are predicted with {predictor}; what is learned is {kept}."]
-
-
-def targets(ttft_s: float | None, tbt_s: float | None) -> str:
-    """The targets of requests that name none, for people."""
-    both = {"first token within": ttft_s, "time between tokens": tbt_s}
-    named = [f"{what} {value_s:g} s" for what, value_s in both.items() if value_s is not None]
-    return f"targets: {', '.join(named)}" if named else "no latency targets"
-
-
-def base_url(address: tuple[str, int], *, tls: bool = False) -> str:
-    """Where clients ask a server that listens there."""
-    host, port = address
-    scheme = "https" if tls else "http"
-    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from headway.cli.batch_flags import CentralFlags
-from headway.cli.output import check_engine_files
-from headway.cli.serve import base_url, targets
+from headway.cli.output import base_url, check_engine_files, targets
 from headway.cli.serve_layout import POLICY, GatewayFlags, Place, SiteLayout, read_layout
 from headway.engine.servers.instances_command import (
     KEY_VARIABLE,

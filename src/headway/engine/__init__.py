@@ -15,8 +15,8 @@ def HeadwayScheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     is final (a wrong base loses asynchronous scheduling, or hangs pipeline parallelism). Raises SeamError
     or ConfigError if this vLLM, or this combination of options, cannot work.
     """
-    from headway.engine.servers.launcher import reason_left
-    from headway.engine.vllm.start import build_scheduler
+    from headway.engine.reason import reason_left
+    from headway.engine.start import build_scheduler
 
     with reason_left():
         return build_scheduler(vllm_config, *args, **kwargs)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 
 from headway.core.slo import NO_TARGETS, Slo
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.errors import ConfigError
 from headway.explain.trail import KEPT_ENDED
 from headway.policies.presets import Preset, build_policy, find_preset

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from headway.core.record import Record
-from headway.results.metrics import measured
+from headway.statistics import known
 
 _ENGINE_ID = re.compile(r"cmpl-(?P<id>.+)-0(-[0-9a-f]{8})?")
 """vLLM's id of a completion's first choice: the client's own, wrapped."""
@@ -47,8 +47,8 @@ def whole(parts: Sequence[Record]) -> Record:
         id=first.id,
         arrival_s=first.arrival_s,
         slo=first.slo,
-        first_scheduled_s=min(measured(part.first_scheduled_s for part in parts), default=None),
-        first_token_s=min(measured(part.first_token_s for part in parts), default=None),
+        first_scheduled_s=min(known(part.first_scheduled_s for part in parts), default=None),
+        first_token_s=min(known(part.first_token_s for part in parts), default=None),
         preemptions=sum(part.preemptions for part in parts),
         swapped_blocks=sum(part.swapped_blocks for part in parts),
         recomputed_tokens=sum(part.recomputed_tokens for part in parts),
@@ -74,4 +74,4 @@ def _scheduled_s(client: Record, engine: Record) -> float | None:
     if engine.first_scheduled_s is None:
         return None
     waited_s = max(0.0, engine.first_scheduled_s - engine.arrival_s)
-    return min([client.arrival_s + waited_s, *measured((client.first_token_s, client.finished_s))])
+    return min([client.arrival_s + waited_s, *known((client.first_token_s, client.finished_s))])

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from headway.core.hints import MAX_OUTPUT_TOKENS, MAY_MOVE, TENANT, length_hints, target_hints
 from headway.core.record import Outcome, Record
 from headway.engine.settings import EngineSettings
-from headway.engine.vllm.stepped_engine import Hints, SteppedEngine, SteppedStep
+from headway.engine.stepped_engine import Hints, SteppedEngine, SteppedStep
 from headway.errors import ConfigError
 from headway.lab.both_sides import whole
 from headway.sim.lengths import LengthSource

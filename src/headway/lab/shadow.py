@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from statistics import median
 from typing import Annotated, Any
 
 import msgspec
@@ -33,6 +32,7 @@ from headway.predict.steps.law import MIN_ROWS, StepTimeLaw, fit_step_time
 from headway.results.metrics import jct_s, summarize
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import PolicyFactory, System, simulate
+from headway.statistics import mean_of_known, median
 from headway.traces import TraceRequest
 
 LIVE = "live"
@@ -142,7 +142,7 @@ def _column(records: Sequence[Record], shared: set[str]) -> ShadowFigures:
     times = [jct for id_, jct in _jcts(records).items() if id_ in shared]
     return ShadowFigures(
         goodput=summary.goodput,
-        mean_jct_s=sum(times) / len(times) if times else None,
+        mean_jct_s=mean_of_known(times),
         finished=summary.finished,
         mean_ttft_s=summary.mean_ttft_s,
         p99_ttft_s=summary.p99_ttft_s,

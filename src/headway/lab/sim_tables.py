@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import fmean, stdev
 from typing import Any
 
 import msgspec
@@ -19,8 +18,8 @@ from headway.lab.grid import PolicyGrid
 from headway.lab.policy_choice import label
 from headway.lab.simulation import CellResult
 from headway.results import COLUMNS, Comparison, compare, read_records, sweep_svg, terminal_table
-from headway.results.metrics import measured
 from headway.results.tables import ARROWS, MISSING, decimals, wrap_columns
+from headway.statistics import deviation, known, mean_of_all
 
 SWEEP_KEYS = (
     "goodput",
@@ -67,11 +66,9 @@ def _average(load: float, policy: str, results: Sequence[CellResult]) -> Average
     means: dict[str, float | None] = {}
     deviations: dict[str, float | None] = {}
     for key in COLUMNS:
-        values = [value for summary in summaries if (value := summary[key]) is not None]
-        whole = len(values) == len(summaries)
-        single = len(values) == 1
-        means[key] = (values[0] if single else fmean(values)) if whole else None
-        deviations[key] = stdev(values) if whole and not single else None
+        values = [summary[key] for summary in summaries]
+        means[key] = values[0] if len(values) == 1 else mean_of_all(values)
+        deviations[key] = None if means[key] is None else deviation(known(values))
     return Averaged(policy=policy, load=load, num_seeds=len(results), means=means, deviations=deviations)
 
 
@@ -164,7 +161,7 @@ class _SweepTable:
 def _column(key: str, runs: Sequence[Averaged]) -> list[str]:
     """Head and cells of a column, in ms where all of its means are under a second."""
     column = COLUMNS[key]
-    means = measured(run.means[key] for run in runs)
+    means = known(run.means[key] for run in runs)
     in_ms = column.unit == "s" and 0 < max(means, default=0) < 1
     scale, unit = (1000, "ms") if in_ms else (1, column.unit)
     places = decimals([mean * scale for mean in means])

@@ -1,63 +1,15 @@
-"""What makes one deployment better than another, and how sure a mean of few samples is."""
+"""What makes one deployment better than another, as sure as few samples can be."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import exp, inf, log, sqrt
-from statistics import fmean, stdev
+from math import exp, inf, log
 
 from headway.planner.machine import Configuration, moving_parts
 from headway.results import Summary
-
-STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-"""The 97.5th percentile of Student's law with 1, 2, ... degrees of freedom."""
-
-_NORMAL = 1.95996
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A mean with its 95 % confidence interval; infinitely wide where there is one sample."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Interval:
-        """Of samples, at least one, that vary independently."""
-        mean = fmean(values)
-        half = half_width(values)
-        return cls(mean, mean - half, mean + half)
-
-    @property
-    def half(self) -> float:
-        """How far either end is from the mean."""
-        return self.high - self.mean
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Half of the 95 % confidence interval of their mean."""
-    if len(values) < 2:
-        return inf
-    return student_t(len(values) - 1) * stdev(values) / sqrt(len(values))
-
-
-def student_t(freedom: int) -> float:
-    """The 97.5th percentile of Student's law.
-
-    Above ten degrees of freedom by the first three terms of its expansion, within 0.001.
-    Source: Abramowitz and Stegun 1964, 26.7.5.
-    """
-    if freedom <= len(STUDENT_T):
-        return STUDENT_T[freedom - 1]
-    z = _NORMAL
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / freedom + second / freedom**2 + third / freedom**3
+from headway.statistics import Interval, mean
 
 
 def difference(values: Sequence[float], reference: Sequence[float]) -> Interval:
@@ -134,8 +86,8 @@ def gain(objective: Objective, choice: Sequence[Summary], default: Sequence[Summ
     if objective is Objective.JCT:
         ratio = Interval(exp(less.mean), exp(less.low), exp(less.high) if less.high < inf else inf)
         return Gain(None, ratio.mean, ratio)
-    before = -fmean(scores[1])
-    return Gain(less, -fmean(scores[0]) / before if before else None, None)
+    before = -mean(scores[1])
+    return Gain(less, -mean(scores[0]) / before if before else None, None)
 
 
 def choose(objective: Objective, finals: Finals, default: Configuration) -> Configuration:
@@ -144,9 +96,9 @@ def choose(objective: Objective, finals: Finals, default: Configuration) -> Conf
     Simplest is the one with the fewest moving parts, then the better by the objective. Of those that left a request
     unserved one is chosen only if there is no other.
     """
-    means = {each: fmean(map(objective.score, summaries)) for each, summaries in finals.items()}
+    means = {each: mean(map(objective.score, summaries)) for each, summaries in finals.items()}
     best = min(means.values())
-    near = [each for each, mean in means.items() if mean == best or mean <= best + TIE]
+    near = [each for each, score in means.items() if score == best or score <= best + TIE]
     seconds = {each: objective.second_score(finals[each]) for each in near}
     quickest = min(seconds.values())
     as_good = [

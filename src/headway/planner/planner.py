@@ -9,12 +9,13 @@ from functools import cache
 
 from headway.errors import ConfigError
 from headway.planner.machine import Configuration
-from headway.planner.objective import Finals, Gain, Interval, choose, gain
+from headway.planner.objective import Finals, Gain, choose, gain
 from headway.planner.preparation import Prepared
 from headway.planner.runs import KeptPlanRuns, RunCounts, Runner, Tell
 from headway.planner.sampling import candidates, sample
 from headway.planner.search import MOST_HALVINGS, Field, Found, SearchPlan, sampled_s, search
 from headway.results import Summary
+from headway.statistics import Interval
 
 BUDGET = 240
 """Configurations tried where neither a number nor minutes are given."""

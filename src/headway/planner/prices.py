@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from headway.errors import ConfigError
-from headway.planner.objective import Interval
 from headway.planner.planner import PlannedDeployment
 from headway.planner.request import PlanRequest
+from headway.statistics import Interval
 
 ACCEPTED = "HARDWARE=X, the price of one GPU for an hour, such as h100=2.5"
 

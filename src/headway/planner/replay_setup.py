@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import exp, log
-from statistics import fmean
 
 from headway.core.batch_shape import MOST_GRAPHED_TOKENS, BatchShape
 from headway.core.record import Record
@@ -17,7 +16,8 @@ from headway.planner.machine import Configuration, Machine, planned_policies
 from headway.planner.planner import PlannedDeployment
 from headway.planner.runs import capacity_rps
 from headway.predict.steps.calibration import Calibration, StepSeconds
-from headway.results.metrics import jct_s, measured, ttft_s
+from headway.results.metrics import jct_s, ttft_s
+from headway.statistics import known, mean
 from headway.traces import TraceRequest, scale_lengths
 
 MODEL = "demo"
@@ -62,7 +62,7 @@ def alone_s(costs: Calibration, input_tokens: float, output_tokens: float) -> tu
 def _typical_s(costs: Calibration, requests: Sequence[TraceRequest]) -> tuple[float, float, float]:
     """The typical times of a request with the mean lengths of these."""
     lengths = ((each.input_tokens, each.output_tokens) for each in requests)
-    return alone_s(costs, *map(fmean, zip(*lengths, strict=True)))
+    return alone_s(costs, *map(mean, zip(*lengths, strict=True)))
 
 
 def _step_s(costs: Calibration, new_tokens: int, context_tokens: int) -> float:
@@ -292,7 +292,7 @@ def serving_overhead(setup: ReplaySetup, came: EngineView) -> ServingOverhead:
     log_factor = _root(lambda value: off(ServingOverhead(exp(value))), off_0, -off_0)
     found = ServingOverhead(exp(log_factor))
     if log_factor > 0:
-        token_s = service_s / fmean(request.output_tokens for request in came.requests)
+        token_s = service_s / mean(request.output_tokens for request in came.requests)
         added_s = max(
             0.0,
             _root(lambda value: off(ServingOverhead(step_s=max(0.0, value))), off_0, log_factor * token_s),
@@ -336,7 +336,7 @@ def _told(
 ) -> float:
     """The mean over the calibrating requests of all runs. Raises ConfigError where none has the value."""
     calibrating = setup.calibrating
-    values = measured(value(record) for records in runs for record in records if record.id in calibrating)
+    values = known(value(record) for records in runs for record in records if record.id in calibrating)
     if not values:
         raise ConfigError("no request was answered, so nothing can be compared")
-    return fmean(values)
+    return mean(values)

@@ -15,12 +15,13 @@ from rich.text import Text
 from headway.core.slo import Slo
 from headway.planner.deploy import arguments, flags_here, script
 from headway.planner.machine import Configuration, moving_parts
-from headway.planner.objective import Gain, Interval, Objective, interval_of
+from headway.planner.objective import Gain, Objective, interval_of
 from headway.planner.planner import PlannedDeployment
 from headway.predict.models.known_models import model_shape
 from headway.results import COLUMNS, Summary
 from headway.results.svg import settings_svg
 from headway.results.tables import MISSING
+from headway.statistics import Interval
 
 FILE = "pareto.svg"
 PLANNED, DEFAULT = "planned", "vllm, its own flags"

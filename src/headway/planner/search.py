@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, inf
-from statistics import fmean
 from typing import Any, Generic, TypeVar
 
 from headway.planner.machine import Configuration, moving_parts
 from headway.planner.objective import Finals, Objective, difference
 from headway.planner.sampling import Sample, sample, samples_in_all
 from headway.results import Summary
+from headway.statistics import mean
 
 SHRINK = 4
 """Of so many configurations one goes on from each rung, at most."""
@@ -98,7 +98,7 @@ def judge(
 
     Source: Jamieson and Talwalkar 2016, arXiv:1502.07943 (halving); the interval in place of the rank alone is ours.
     """
-    ranked = sorted(scores, key=lambda item: (fmean(scores[item]), place(item)))
+    ranked = sorted(scores, key=lambda item: (mean(scores[item]), place(item)))
     if not ranked:
         return RungVerdict((), (), ())
     leader = scores[ranked[0]]

@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -40,9 +39,9 @@ from headway.planner.replay_setup import (
 )
 from headway.predict.steps.hardware import is_cost_file
 from headway.results import COLUMNS, summarize
-from headway.results.metrics import measured
 from headway.results.records import read_records
 from headway.results.tables import MISSING
+from headway.statistics import known, mean
 from headway.traces import TraceRequest
 
 PROFILE_SECONDS = 20
@@ -203,8 +202,8 @@ def _values(records: Sequence[Record]) -> Values:
 
 def _mean(runs: Sequence[Sequence[Record]]) -> Values:
     found = [_values(records) for records in runs]
-    values = {key: measured(each[key] for each in found) for key in KEYS}
-    return {key: fmean(each) if each else None for key, each in values.items()}
+    values = {key: known(each[key] for each in found) for key in KEYS}
+    return {key: mean(each) if each else None for key, each in values.items()}
 
 
 GOODPUT = "goodput"

@@ -7,15 +7,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import partial
-from math import fsum
 from typing import Annotated, Any, get_type_hints
 
 import msgspec
-import numpy as np
 
 from headway.core.record import Outcome, Record
 from headway.errors import RecordError
 from headway.results.records import TIME_DECIMALS
+from headway.statistics import known, mean_of_known, quantile
 
 
 class Better(StrEnum):
@@ -236,11 +235,6 @@ def ends(records: Iterable[Record]) -> list[Record]:
     return [*ended.values(), *lost]
 
 
-def measured(values: Iterable[float | None]) -> list[float]:
-    """The values that exist."""
-    return [value for value in values if value is not None]
-
-
 def summarize(records: Sequence[Record], *, run: RunInfo | None = None) -> Summary:
     """The summary of one policy's run; the order of the records does not matter.
 
@@ -296,24 +290,20 @@ def _rates(ended: Sequence[Record], finished: Sequence[Record]) -> dict[str, Any
 
 
 def _latencies(finished: Sequence[Record]) -> dict[str, Any]:
-    ttfts, tbts, jcts = (measured(map(value, finished)) for value in (ttft_s, tbt_s, jct_s))
+    ttfts, tbts, jcts = (known(map(value, finished)) for value in (ttft_s, tbt_s, jct_s))
+
+    def share(values: Sequence[float], within: float) -> float | None:
+        return quantile(values, within) if values else None
+
     return {
-        "mean_ttft_s": _mean(ttfts),
-        "p50_ttft_s": _quantile(ttfts, 0.5),
-        "p99_ttft_s": _quantile(ttfts, 0.99),
-        "mean_tbt_s": _mean(tbts),
-        "p99_tbt_s": _quantile(tbts, 0.99),
-        "mean_jct_s": _mean(jcts),
-        "p50_jct_s": _quantile(jcts, 0.5),
-        "p99_jct_s": _quantile(jcts, 0.99),
-        "mean_normalized_latency_s": _mean(measured(map(normalized_latency_s, finished))),
-        "weighted_turnaround": _mean(measured(map(weighted_turnaround, finished))),
+        "mean_ttft_s": mean_of_known(ttfts),
+        "p50_ttft_s": share(ttfts, 0.5),
+        "p99_ttft_s": share(ttfts, 0.99),
+        "mean_tbt_s": mean_of_known(tbts),
+        "p99_tbt_s": share(tbts, 0.99),
+        "mean_jct_s": mean_of_known(jcts),
+        "p50_jct_s": share(jcts, 0.5),
+        "p99_jct_s": share(jcts, 0.99),
+        "mean_normalized_latency_s": mean_of_known(map(normalized_latency_s, finished)),
+        "weighted_turnaround": mean_of_known(map(weighted_turnaround, finished)),
     }
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return fsum(values) / len(values) if values else None  # fsum: exact, so the order does not matter
-
-
-def _quantile(values: Sequence[float], share: float) -> float | None:
-    return float(np.quantile(values, share)) if values else None

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headway.core.record import Outcome, Record
-from headway.results.metrics import COLUMNS, end_s, ends, jct_s, measured, tbt_s, ttft_s
+from headway.results.metrics import COLUMNS, end_s, ends, jct_s, tbt_s, ttft_s
 from headway.results.svg import INK, draw, line_style
+from headway.statistics import known
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -65,7 +66,7 @@ def distribution(
 
     An unfinished request has no value, yet counts as one of the requests; a finished one without it does not.
     """
-    values_s = np.sort(np.maximum(measured(map(value_s, ended)), SMALLEST_S))
+    values_s = np.sort(np.maximum(known(map(value_s, ended)), SMALLEST_S))
     lost = sum(record.outcome is not Outcome.FINISHED for record in ended)
     ranks = spread(len(values_s), MAX_POINTS)
     return values_s[ranks], (np.array(ranks, dtype=float) + 1) / max(1, len(values_s) + lost)
@@ -123,7 +124,7 @@ def cdf_svg(records: Mapping[str, Sequence[Record]], latency: Latency, *, where:
     kind = latency.value
     curves = [distribution(ends(mine), kind.value_s) for mine in records.values()]
     largest_s = max((float(values_s[-1]) for values_s, _ in curves if len(values_s)), default=None)
-    targets_s = set(measured(kind.target_s(record) for mine in records.values() for record in mine))
+    targets_s = set(known(kind.target_s(record) for mine in records.values() for record in mine))
     target_s = targets_s.pop() if len(targets_s) == 1 else None
 
     def paint(axes: Axes) -> None:

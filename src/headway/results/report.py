@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from headway.core.record import Record
 from headway.results.comparison import Comparison, compare, verdict
-from headway.results.metrics import COLUMNS, Summary, measured, summarize
+from headway.results.metrics import COLUMNS, Summary, summarize
 from headway.results.plots import Latency, cdf_svg, queue_svg, sweep_svg, timeline_svg
 from headway.results.run_folder import Run
 from headway.results.svg import PALETTE
 from headway.results.tables import Sheet, sheets
+from headway.statistics import known
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -202,7 +203,7 @@ def _part(section: Section, policies: Sequence[str], *, many: bool) -> _Part:
     # every policy keeps its place, and so its colour, where it did not run
     records = {policy: section.records.get(policy, []) for policy in policies}
     longest_s = max(
-        measured(summary.duration_s for summary in section.comparison.summaries.values()), default=None
+        known(summary.duration_s for summary in section.comparison.summaries.values()), default=None
     )
     heading = "Results"
     if many:

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.results.comparison import Comparison
-from headway.results.metrics import COLUMNS, Better, Group, Summary, measured
+from headway.results.metrics import COLUMNS, Better, Group, Summary
+from headway.statistics import known
 
 MISSING = "–"
 ARROWS = {Better.LOWER: "↓", Better.HIGHER: "↑", Better.NEITHER: ""}
@@ -84,7 +85,7 @@ def _sheet(
     for key in keys:
         column = COLUMNS[key]
         values = [getattr(summary, key) for summary in summaries.values()]
-        in_ms = column.unit == "s" and 0 < max(measured(values), default=0) < 1
+        in_ms = column.unit == "s" and 0 < max(known(values), default=0) < 1
         unit = "ms" if in_ms else column.unit
         headings.append(Heading(key, column.heading, unit, column.better, column.meaning))
         columns.append(_cells(values, 1000 if in_ms else 1, column.better if mark_best else Better.NEITHER))
@@ -94,7 +95,7 @@ def _sheet(
 
 def _cells(values: Sequence[float | None], scale: int, better: Better) -> list[SheetCell]:
     """The cells of a column, with as many decimals each; values that look the same are equally good."""
-    places = decimals([value * scale for value in measured(values)])
+    places = decimals([value * scale for value in known(values)])
     texts = [MISSING if value is None else f"{value * scale:,.{places}f}" for value in values]
     shown = {value: text for value, text in zip(values, texts, strict=True) if value is not None}
     if better is Better.NEITHER or len(set(shown.values())) < 2:

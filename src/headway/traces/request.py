@@ -8,6 +8,7 @@ from math import ceil, isfinite
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import TraceError
+from headway.statistics import rank
 
 LATEST_S = 2**53 / 1e6
 """The latest arrival: from then on a float does not tell microseconds apart, and steps would take no time."""
@@ -126,8 +127,7 @@ def scale_lengths(
 def _factor(lengths: Sequence[int], limit: int) -> float:
     if not lengths:
         return 1.0
-    percentile = sorted(lengths)[ceil(FITTED_SHARE * len(lengths)) - 1]
-    return max(1.0, percentile / limit)
+    return max(1.0, rank(lengths, FITTED_SHARE) / limit)
 
 
 def _scaled(tokens: int, factor: float, limit: int) -> int:

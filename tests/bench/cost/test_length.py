@@ -31,7 +31,7 @@ from bench.cost.length import (
     judged,
     load_streams,
     main,
-    mean,
+    means,
     measured,
     table,
     texts,
@@ -105,7 +105,7 @@ def test_where_a_simple_way_is_better_is_said() -> None:
         "tau": ["s: running median by 0.100"],
     }
     both = {**ways, MAGNUS: {"mae": 11.0, "tau": 0.3}}
-    assert mean([{"name": "s", "ways": both}])[MAGNUS] == {"tau": 0.3, "mae_over_learned": 2.0}
+    assert means([{"name": "s", "ways": both}])[MAGNUS] == {"tau": 0.3, "mae_over_learned": 2.0}
 
 
 def test_a_table_has_every_stream_and_way() -> None:

@@ -47,8 +47,8 @@ from bench.side_by_side import EngineProcess, Gauge, Lane, do_in_turn, measure_s
 from bench.streams import INTERACTIVE, NONE, ONE, PATIENT, TAUGHT, TWO, lessons, untaught_stream
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
-from headway.engine.kv.host import HostKv
-from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.engine.host_kv import HostKv
+from headway.engine.stepped_engine import SteppedEngine
 from headway.errors import ConfigError
 from headway.lab.real_engine import EngineClock, Served, WallTime
 from headway.predict.models.known_models import model_shape

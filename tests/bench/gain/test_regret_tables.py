@@ -14,7 +14,6 @@ from bench.gain.regret_tables import (
     by_load,
     lower_bound,
     plot,
-    quantile,
     summary,
     table,
     tables,
@@ -36,12 +35,6 @@ def test_the_lower_bound_of_a_mean() -> None:
     assert lower_bound([1.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(3 - 2.13185 * 0.70711, abs=1e-4)
     assert lower_bound([0.4, 0.4, 0.4]) == pytest.approx(0.4)
     assert lower_bound([0.4]) == 0.4
-
-
-def test_quantiles_are_of_nearest_rank() -> None:
-    assert quantile([3.0, 1.0, 2.0], 0.95) == 3.0
-    assert quantile(list(range(1, 101)), 0.95) == 95
-    assert quantile([7.0], 0.5) == 7.0
 
 
 def test_goodput_is_compared_as_a_share() -> None:

@@ -32,7 +32,7 @@ from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
 from headway.core.plan import Reason
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.vllm.model_free import ScriptedRequest
+from headway.engine.model_free import ScriptedRequest
 from headway.policies.presets import build_policy, find_preset
 from headway.sim.kv_pool import KvPool
 from tests.sim.swapping import restless

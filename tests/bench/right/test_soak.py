@@ -12,7 +12,7 @@ import pytest
 
 from bench.right import parity, soak
 from headway.core.record import Outcome, Record
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.traces import load_trace
 
 

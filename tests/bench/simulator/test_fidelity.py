@@ -34,7 +34,7 @@ from headway.core.record import Outcome
 from headway.engine.demo_model import DemoRecipe, ensure_demo_random, ensure_model
 from headway.engine.kv.block_copies import CopyDirection, TimedCopy
 from headway.engine.profiling.profile import Measurements
-from headway.engine.vllm.stepped_engine import SteppedStep
+from headway.engine.stepped_engine import SteppedStep
 from headway.errors import ConfigError
 from headway.lab.real_engine import ServedStep
 from headway.policies.presets import PRESETS

@@ -17,7 +17,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.kv.host import (
+from headway.engine.host_kv import (
     CONNECTOR,
     CONNECTOR_MODULE,
     HostKv,
@@ -25,7 +25,7 @@ from headway.engine.kv.host import (
     why_not,
     worker_block_bytes,
 )
-from headway.engine.vllm.model_free import engine_config
+from headway.engine.model_free import engine_config
 from headway.errors import ConfigError
 
 pytestmark = pytest.mark.vllm

@@ -19,7 +19,7 @@ from headway.core.length_estimate import LengthEstimate
 from headway.engine.demo_model import ensure_demo_random
 from headway.engine.lengths.forecasts import Forecasts, LengthMetrics
 from headway.engine.lengths.service import DECODED_TOKENS
-from headway.engine.vllm.model_free import engine_config
+from headway.engine.model_free import engine_config
 from headway.engine.vllm.plugin import schedule_here
 from headway.predict.lengths.facts import RequestFacts, SharedPrefix
 

@@ -17,7 +17,7 @@ from headway.engine.profiling.profile import (
     measure,
     unbiased,
 )
-from headway.engine.vllm.stepped_engine import SteppedStep
+from headway.engine.stepped_engine import SteppedStep
 from headway.errors import ConfigError
 from headway.predict.steps.calibration import load_cost_file, write_cost_file
 from headway.predict.steps.law import fit_step_time

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.engine.profiling.grid import KV_SHARE, Scene, context_lengths, prompts_of, scenes, warm_up
-from headway.engine.vllm.stepped_engine import ReportedSizes
+from headway.engine.stepped_engine import ReportedSizes
 from tests.engine.sizes import SIZES
 from tests.engine.stepped import FakeEngine
 

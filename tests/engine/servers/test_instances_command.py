@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.engine.kv.host import HostKv
+from headway.engine.host_kv import HostKv
 from headway.engine.machine import host_memory_bytes, is_cpu_build
 from headway.engine.servers.instances_command import (
     CORES_VARIABLE,

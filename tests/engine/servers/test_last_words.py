@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from headway.engine.servers.launcher import REASON_FILE, reason_left
+from headway.engine.reason import REASON_FILE, reason_left
 from headway.errors import ConfigError, HeadwayError
 
 CHILD = """
-from headway.engine.servers.launcher import reason_left
+from headway.engine.reason import reason_left
 from headway.errors import ConfigError
 with reason_left():
     raise {error}
 """
 PARENT = """
 import subprocess, sys
-from headway.engine.servers.launcher import hear_reason
+from headway.engine.reason import hear_reason
 hear_reason()
 child = subprocess.run([sys.executable, "-c", sys.argv[1]], stderr=subprocess.DEVNULL)
 if child.returncode:
@@ -53,7 +53,7 @@ def test_what_was_not_raised_on_purpose_is_left_to_its_traceback(tmp_path: Path)
 
 TIDIED = """
 import os
-from headway.engine.servers.launcher import REASON_FILE, hear_reason
+from headway.engine.reason import REASON_FILE, hear_reason
 hear_reason()
 os.unlink(os.environ[REASON_FILE])
 """

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from headway_reproduce.adaptivellm.study import REAL_PLAN, real_requests
 
-from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.engine.stepped_engine import SteppedEngine
 
 
 def test_the_workload_is_the_groups_own_beginning_all_at_once() -> None:

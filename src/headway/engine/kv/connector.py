@@ -13,10 +13,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 
+from headway.engine.host_kv import HostKv, most_layers, why_not
 from headway.engine.kv.copies import CopyOrders
-from headway.engine.kv.host import HostKv, most_layers, why_not
 from headway.engine.kv.scheduler_side import KvSwaps
-from headway.engine.servers.launcher import reason_left
+from headway.engine.reason import reason_left
 from headway.engine.step.admission import Admission
 from headway.engine.step.context import KvPort
 from headway.engine.step.step_listeners import StepListeners

@@ -15,8 +15,8 @@ from vllm.v1.request import Request, RequestStatus
 from headway.core.host_copies import Copy, Direction, HostCopies
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, StepPlan
+from headway.engine.host_kv import HostKv, most_layers
 from headway.engine.kv.copies import CopyOrder, CopyOrders, CopyReport
-from headway.engine.kv.host import HostKv, most_layers
 from headway.engine.step.admission import Admission
 from headway.engine.step.context import KvPort
 from headway.engine.step.stall_recovery import PATIENCE_S

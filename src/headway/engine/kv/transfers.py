@@ -11,7 +11,7 @@ from vllm.v1.request import Request
 
 from headway.core.job import Job
 from headway.core.plan import StepPlan
-from headway.engine.kv.host import CONNECTOR
+from headway.engine.host_kv import CONNECTOR
 from headway.engine.step.admission import Admission
 from headway.engine.step.context import StepPort
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from math import isfinite
-from statistics import fmean
 from typing import NamedTuple
 
 from prometheus_client import Counter, Gauge
@@ -18,6 +17,7 @@ from prometheus_client import Counter, Gauge
 from headway.core.length_estimate import LengthEstimate
 from headway.core.prediction_quality import PredictionQuality
 from headway.predict.lengths.facts import LengthPredictor, RequestFacts
+from headway.statistics import mean
 
 logger = logging.getLogger(__name__)
 
@@ -90,10 +90,8 @@ class LengthMetrics:
         """An answer has ended; what is unknown so far is not shown."""
         self._grow("headway_length_answers", 1)
         values = {
-            "headway_length_error_tokens": fmean(each.absolute_tokens for each in errors) if errors else None,
-            "headway_length_pinball_tokens": fmean(each.pinball_tokens for each in errors)
-            if errors
-            else None,
+            "headway_length_error_tokens": mean(each.absolute_tokens for each in errors) if errors else None,
+            "headway_length_pinball_tokens": mean(each.pinball_tokens for each in errors) if errors else None,
             "headway_length_rank_correlation": quality.tau,
             "headway_length_coverage": quality.coverage,
         }

@@ -15,7 +15,7 @@ from headway.core.hints import LENGTH, length_hints
 from headway.core.length_estimate import LengthEstimate
 from headway.engine.lengths.forecasts import ForecastArrival
 from headway.engine.lengths.service import LengthService, facts_of, open_service
-from headway.engine.servers.launcher import reason_left
+from headway.engine.reason import reason_left
 from headway.engine.vllm.plugin import is_headways
 
 _ARRIVING: ContextVar[ForecastArrival | None] = ContextVar("headway_arriving", default=None)

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from headway.engine.vllm.stepped_engine import ReportedSizes
+from headway.engine.stepped_engine import ReportedSizes
 
 WARM_UP_PROMPTS = 3
 STEPS_A_WIDTH = 6

@@ -14,12 +14,13 @@ from headway.core.batch_shape import BatchShape, StepKind
 from headway.engine.kv.block_copies import CopyDirection, TimedCopy, measure_copies
 from headway.engine.profiling.grid import Scene, prompts_of, scenes, warm_up
 from headway.engine.servers.vllm_flags import parse_vllm_flags
-from headway.engine.vllm.stepped_engine import ReportedSizes, SteppedStep
+from headway.engine.stepped_engine import ReportedSizes, SteppedStep
 from headway.errors import ConfigError
 from headway.predict.steps.calibration import CostFile, EngineDefaults, measured_step
 from headway.predict.steps.copies import fit_transfer
-from headway.predict.steps.fitting import Errors, errors_of, quantile
+from headway.predict.steps.fitting import Errors, errors_of
 from headway.predict.steps.law import HELD_OUT_EVERY, MIN_ROWS, StepTimeFit, fit_step_time
+from headway.statistics import median
 
 DEFAULT_SECONDS = 60.0
 QUICK_SECONDS = 12.0
@@ -109,7 +110,7 @@ class Measurements:
 
     def host_s(self) -> float:
         """Seconds of a step before the device can start: the median of the scheduler's time."""
-        schedule_s = quantile(sorted(step.schedule_s for step in self.steps), 0.5)
+        schedule_s = median(step.schedule_s for step in self.steps)
         return min(schedule_s, _LARGEST_HOST_SHARE * min(step.seconds for step in self.steps))
 
     def rows(self, rng: random.Random) -> list[tuple[BatchShape, float]]:

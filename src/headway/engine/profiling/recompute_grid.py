@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from math import inf
 from pathlib import Path
-from statistics import median
 from typing import Literal, Protocol
 
 from headway.engine.demo_model import DemoRecipe, ensure_model
@@ -16,10 +15,11 @@ from headway.engine.kv.block_copies import measure_copies
 from headway.engine.machine import is_cpu_build, machine_name, vllm_version
 from headway.engine.profiling.grid import Ask, Scene, warm_up
 from headway.engine.profiling.profile import Engine, Tell, play
-from headway.engine.vllm.stepped_engine import SteppedEngine
+from headway.engine.stepped_engine import SteppedEngine
 from headway.errors import ConfigError
 from headway.predict.models.model_shape import ModelShape, read_model_shape
 from headway.predict.recompute.rows import BlockCopy, PrefillStep, RecomputeRows, noise_of
+from headway.statistics import median
 
 HEAD_SIZE = 64
 _QUERIES_A_KV_HEAD = 2

@@ -2,57 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from importlib import metadata
-from pathlib import Path
 
 from headway.engine import register
+from headway.engine.reason import hear_reason
 from headway.engine.vllm.questions import allow
-from headway.errors import HeadwayError
 from headway.with_parent import signal_with_parent
-
-REASON_FILE = "HEADWAY_REASON_FILE"
-"""Names the file, to all processes of one server, in which the reason is left."""
-
-
-def hear_reason() -> None:
-    """Have this process end with the reason that any process of its server leaves, if one does."""
-    handle, name = tempfile.mkstemp(prefix="headway-reason-")
-    os.close(handle)
-    os.environ[REASON_FILE] = name
-    # Python prints the traceback of what ends a process before it calls this.
-    atexit.register(_say, Path(name))
-
-
-def _say(file: Path) -> None:
-    reason = ""
-    with suppress(OSError):  # machines tidy such files away
-        reason = file.read_text()
-        file.unlink()
-    if reason:
-        print(f"error: {reason}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def reason_left() -> Iterator[None]:
-    """Leave the reason if Headway cannot work: vLLM's processes only tell one another that they failed."""
-    try:
-        yield
-    except HeadwayError as error:
-        name = os.environ.get(REASON_FILE)
-        if name is not None:
-            with suppress(OSError):
-                Path(name).write_text(str(error))
-        raise
-
 
 PARENT_FLAG = "--end-with-parent"
 """First argument, followed by a process id: end as by Ctrl-C when that parent dies, however it dies."""

@@ -8,7 +8,6 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from statistics import median
 from typing import Any
 
 from headway.core.batch_shape import BatchShape
@@ -17,7 +16,7 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.record import Record
 from headway.core.view import StepView
-from headway.engine.kv.host import worker_block_bytes
+from headway.engine.host_kv import worker_block_bytes
 from headway.engine.step.context import StepPort
 from headway.errors import ConfigError
 from headway.explain.explanation import explain
@@ -27,6 +26,7 @@ from headway.explain.track import Track
 from headway.explain.trail import JudgedStep, Trail
 from headway.predict.steps.learned import JudgedSteps
 from headway.predict.steps.step_time import StepTimeModel
+from headway.statistics import median
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import Any
 
 from headway.core.hints import read_hints
-from headway.engine.kv.host import CONNECTOR
+from headway.engine.host_kv import CONNECTOR
 from headway.engine.vllm.seams import (
     CPU_ASYNC,
     CPU_CORES,

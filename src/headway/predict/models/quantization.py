@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 from headway.errors import ConfigError
 from headway.predict.models.config_reader import parts_of
+from headway.statistics import mean
 
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files beside a config.json that older checkpoints tell of their quantisation in, and the method of each."""
@@ -102,10 +102,10 @@ def weight_bytes_of(
         left = _means(kept, modules) or (only and not _means(only, modules))
         return wide if left else of_module(modules)
 
-    def mean(places: Sequence[str], modules: Mapping[str, int], layers: Sequence[int]) -> float:
+    def usual(places: Sequence[str], modules: Mapping[str, int], layers: Sequence[int]) -> float:
         names = [_names(places, module) for module in modules]
         sizes = list(modules.values())
-        return fmean(fmean([each(layer, module) for module in names], sizes) for layer in layers)
+        return mean(mean([each(layer, module) for module in names], sizes) for layer in layers)
 
     every = range(len(with_experts))
     chosen = [layer for layer in every if with_experts[layer]]
@@ -113,9 +113,9 @@ def weight_bytes_of(
     feed_forward = {"gate_up_proj": 2 if gated else 1, "down_proj": 1}
     shared = chosen and not plain
     found_bytes = WeightBytes(
-        attention=mean(["self_attn"], projections, every),
-        experts=mean(_EXPERT if chosen else _DENSE, feed_forward, chosen or every),
-        dense=mean(_SHARED if shared else _DENSE, feed_forward, plain or every),
+        attention=usual(["self_attn"], projections, every),
+        experts=usual(_EXPERT if chosen else _DENSE, feed_forward, chosen or every),
+        dense=usual(_SHARED if shared else _DENSE, feed_forward, plain or every),
         block=_block(found),
         group=_group(found),
     )

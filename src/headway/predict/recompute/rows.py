@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
 from typing import Final, Literal
 
 import msgspec
@@ -15,6 +14,7 @@ from headway.core.batch_shape import BatchShape
 from headway.errors import ConfigError
 from headway.json_file import write_json
 from headway.predict.models.model_shape import ModelShape
+from headway.statistics import mean, median
 
 VERSION: Final = 1
 
@@ -82,7 +82,7 @@ class RecomputeRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 def noise_of(seconds: Sequence[float]) -> float:
     """By how much times of the very same step differ from their median, in the mean, as a share of it."""
     middle = median(seconds)
-    return fmean(abs(each - middle) for each in seconds) / middle
+    return mean(abs(each - middle) for each in seconds) / middle
 
 
 def write_rows(path: Path, rows: RecomputeRows) -> None:

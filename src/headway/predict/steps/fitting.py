@@ -11,6 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from headway.statistics import mean_of_known, median, quantile
+
 Array: TypeAlias = npt.NDArray[np.float64]
 
 _TOLERANCE = 1e-10
@@ -93,14 +95,6 @@ def errors_of(pairs: Sequence[tuple[float, float]]) -> Errors:
     )
 
 
-def quantile(ascending: Sequence[float], fraction: float) -> float:
-    """The value below which `fraction` of them lie, linear between neighbours."""
-    place = fraction * (len(ascending) - 1)
-    low = int(place)
-    high = min(low + 1, len(ascending) - 1)
-    return ascending[low] + (place - low) * (ascending[high] - ascending[low])
-
-
 _RATIOS = 200
 """Ratios of measured to predicted seconds kept for the interval."""
 _REFRESH = 16
@@ -147,13 +141,13 @@ class UsualError:
         ratios = sorted(self._ratios)
         self.low, self.high = quantile(ratios, TAIL), quantile(ratios, 1 - TAIL)
         if len(ratios) >= _REFRESH:
-            self._spread = max(_LEAST_SPREAD, quantile(sorted(abs(ratio - 1) for ratio in ratios), 0.5))
+            self._spread = max(_LEAST_SPREAD, median(abs(ratio - 1) for ratio in ratios))
 
 
 def trust_in(ratios: list[float]) -> list[float]:
     """How much each of a few measurements is to be trusted, 0-1: less the farther it is from the usual error."""
     errors = [abs(ratio - 1) for ratio in ratios]
-    limit = _OUTLIER_SPREADS / 2 * max(quantile(sorted(errors), 0.5), _LEAST_SPREAD)
+    limit = _OUTLIER_SPREADS / 2 * max(median(errors), _LEAST_SPREAD)
     return [min(1.0, limit / max(error, limit)) for error in errors]
 
 
@@ -162,5 +156,4 @@ def mape(pairs: Iterable[tuple[float, float]]) -> float | None:
 
     Source: AdaptiveLLM section 4.5 (mean absolute percentage error).
     """
-    errors = [abs(predicted / measured - 1) for measured, predicted in pairs]
-    return sum(errors) / len(errors) if errors else None
+    return mean_of_known(abs(predicted / measured - 1) for measured, predicted in pairs)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
@@ -25,8 +26,8 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 
 from headway.core.plan import Reason
-from headway.engine.kv.host import CONNECTOR
-from headway.engine.vllm.model_free import (
+from headway.engine.host_kv import CONNECTOR
+from headway.engine.model_free import (
     ModelFreeEngine,
     ScriptedRequest,
     StepLog,
@@ -83,7 +84,7 @@ class Verdict:
     fault: str | None
 
 
-def features_in_use(vllm_config: Any) -> list[CheckedFeature]:
+def features_in_use(vllm_config: VllmConfig) -> list[CheckedFeature]:
     """Plain requests, each feature of the configuration that changes what a scheduler decides, and these together."""
     found = [CheckedFeature("plain requests")]
     if vllm_config.lora_config is not None:
@@ -206,7 +207,7 @@ def compare_logs(stock: Sequence[StepLog], ours: Sequence[StepLog]) -> Parity:
     )
 
 
-def self_check(vllm_config: Any) -> Verdict:
+def self_check(vllm_config: VllmConfig) -> Verdict:
     """Try preset `vllm` and the preset in use with each feature of the configuration; some 0.1 s a run.
 
     Raises SeamError if preset `vllm` does not decide as stock does, naming the feature and the first step that differs.
@@ -221,7 +222,7 @@ def self_check(vllm_config: Any) -> Verdict:
     return Verdict(steps, tuple(feature.name for feature in features), fault)
 
 
-def _check_parity(feature: CheckedFeature, vllm_config: Any, script: Sequence[ScriptedRequest]) -> int:
+def _check_parity(feature: CheckedFeature, vllm_config: VllmConfig, script: Sequence[ScriptedRequest]) -> int:
     """The steps in which preset `vllm` decided as stock; none where stock lacks the feature."""
     if feature.host_kv:
         return 0
@@ -240,7 +241,7 @@ def _check_parity(feature: CheckedFeature, vllm_config: Any, script: Sequence[Sc
     return parity.steps
 
 
-def _fault(feature: CheckedFeature, vllm_config: Any, script: Sequence[ScriptedRequest]) -> str | None:
+def _fault(feature: CheckedFeature, vllm_config: VllmConfig, script: Sequence[ScriptedRequest]) -> str | None:
     """What is wrong with the preset in use, in an operator's words; None if nothing is."""
     given = (vllm_config.additional_config or {}).get("headway", {})
     # The check writes no records, learns no lengths and explains no requests.
@@ -265,7 +266,9 @@ def _fault(feature: CheckedFeature, vllm_config: Any, script: Sequence[ScriptedR
     return None
 
 
-def _engine(feature: CheckedFeature, build: Callable[..., Any], vllm_config: Any) -> CheckedEngine:
+def _engine(
+    feature: CheckedFeature, build: Callable[..., Scheduler], vllm_config: VllmConfig
+) -> CheckedEngine:
     """A fresh engine over a copy of the configuration.
 
     The copy turns on what the feature is, so that a fault has its name. It has no connector but where KV is swapped:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from headway.core.batch_shape import BatchShape
-from headway.core.record import Record
+from headway.core.job import Job
+from headway.core.record import Outcome, Record
 from headway.engine.machine import is_cpu_build
 from headway.engine.servers.launcher import answer_for_missing_distribution
 from headway.engine.servers.server_command import SCHEDULER, server_command
@@ -20,7 +21,13 @@ from headway.policies.policy import Policy
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine import EngineCoreOutput
+    from vllm.v1.engine.core import EngineCore
+    from vllm.v1.request import Request
+
+    from headway.engine.scheduler import PolicyScheduler
 
 Hints = dict[str, object]
 StockPolicy = Literal["fcfs", "priority"]
@@ -92,7 +99,9 @@ class SteppedEngine:
         if the engine does not start.
         """
         settings = settings or EngineSettings()
-        self.core: Any = start_core(model, vllm_flags, settings, asynchronous=None if as_served else False)
+        self.core: EngineCore = start_core(
+            model, vllm_flags, settings, asynchronous=None if as_served else False
+        )
         if self.core.batch_queue is not None and not as_served:
             self.close()
             raise ConfigError(
@@ -103,7 +112,7 @@ class SteppedEngine:
             if as_served
             else not is_cpu_build() and not _is_synchronous(vllm_flags)
         )
-        self._scheduled: Any = None
+        self._scheduled: SchedulerOutput | None = None
         self._schedule_s = 0.0
         self._serial = 0
         self._listen()
@@ -139,9 +148,10 @@ class SteppedEngine:
         return [worker.proc.pid for worker in getattr(self.core.model_executor, "workers", ())]
 
     @property
-    def scheduler(self) -> Any:
-        """Headway's scheduler, as the core has it."""
-        return self.core.scheduler
+    def scheduler(self) -> PolicyScheduler:
+        """Headway's scheduler, as the core has it; vLLM's own after `schedule_with_stock`."""
+        scheduler: PolicyScheduler = self.core.scheduler
+        return scheduler
 
     @property
     def policy(self) -> Policy | None:
@@ -203,7 +213,7 @@ class SteppedEngine:
         hints: Hints | None = None,
         *,
         own_stop: bool = False,
-    ) -> Any:
+    ) -> Request:
         """vLLM's request for exactly so many greedy tokens; with `own_stop` at most so many, until the model stops.
 
         Its blocks are hashed now, not when it is added. It arrives now; `arrival_time` (wall clock) may be set until
@@ -237,11 +247,11 @@ class SteppedEngine:
 
         return cached_tokenizer_from_config(self.core.vllm_config.model_config)
 
-    def add(self, request: Any) -> None:
+    def add(self, request: Request) -> None:
         """Queue a request made by `make_request`."""
         self.core.add_request(request)
 
-    def turn(self) -> list[Any]:
+    def turn(self) -> list[EngineCoreOutput]:
         """Take one turn of the engine's loop; vLLM's output for each request that has any."""
         self._scheduled = None
         outputs, _ = self.core.step_fn()
@@ -269,12 +279,12 @@ class SteppedEngine:
         ledger = self.scheduler.ledger
         end = ledger.end
 
-        def ended(*args: Any) -> Record:
-            record: Record = end(*args)
+        def ended(job: Job, outcome: Outcome, now_s: float) -> Record:
+            record = end(job, outcome, now_s)
             on_record(record)
             return record
 
-        ledger.end = ended
+        ledger.end = ended  # type: ignore[method-assign]  # heard, not changed
 
     def on_workers(self, function: Callable[..., Any], *args: Any) -> list[Any]:
         """What `function(worker, *args)` returns on each worker; it must be importable there."""
@@ -289,18 +299,18 @@ class SteppedEngine:
         """Keep each step's scheduler output, and how long it took to make."""
         schedule = self.scheduler.schedule
 
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def noted(*args: Any, **kwargs: Any) -> SchedulerOutput:
             started = time.perf_counter()
             self._scheduled = schedule(*args, **kwargs)
             self._schedule_s = time.perf_counter() - started
             return self._scheduled
 
-        self.scheduler.schedule = noted
+        self.scheduler.schedule = noted  # type: ignore[method-assign]  # timed, not changed
 
 
 def start_core(
     model: str, vllm_flags: Sequence[str], settings: EngineSettings, *, asynchronous: bool | None = None
-) -> Any:
+) -> EngineCore:
     """vLLM's engine core in this process, as `headway serve` starts it: 10 s and more.
 
     `asynchronous` None: scheduled as the flags say, or as vLLM chooses itself. Raises ConfigError for a model,
@@ -353,7 +363,7 @@ def _reason(error: Exception) -> str:
     return lines[0] if made_for_people else f"{type(error).__name__}: {lines[0]}"
 
 
-def put_in_scheduler(core: Any) -> None:
+def put_in_scheduler(core: EngineCore) -> None:
     """Replace the scheduler of an idle engine core by a new one, as the core's configuration says now."""
     config, old = core.vllm_config, core.scheduler
     core.scheduler = config.scheduler_config.get_scheduler_cls()(
@@ -366,7 +376,7 @@ def put_in_scheduler(core: Any) -> None:
     )
 
 
-def _shape(output: Any) -> BatchShape:
+def _shape(output: SchedulerOutput) -> BatchShape:
     """The shape of a step, from vLLM's scheduler output. O(jobs)."""
     granted = output.num_scheduled_tokens
     shape = BatchShape()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from copy import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import vllm
 
-from headway.engine.kv.host import CONNECTOR
+from headway.engine.host_kv import CONNECTOR
 from headway.engine.kv.transfers import is_anothers
 from headway.engine.settings import EngineSettings
 from headway.engine.vllm.plugin import has_rust_front_end, schedule_here
@@ -26,6 +26,10 @@ from headway.errors import ConfigError, SeamError
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy
 
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.sched.scheduler import Scheduler
+
 logger = logging.getLogger(__name__)
 
 RUST_FRONT_END = (
@@ -37,7 +41,7 @@ RUST_FRONT_END = (
 """Said once, at the start of an engine."""
 
 
-def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
+def build_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
     """Headway over the base that stock would have chosen; ConfigError or SeamError if it cannot work.
 
     Stock itself for a model whose steps no policy can order.
@@ -61,7 +65,7 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
         preset = settings.preset()
     if has_rust_front_end():
         logger.warning(RUST_FRONT_END)
-    from headway.engine.step.scheduler import scheduler_class  # needs names that vLLM may lack
+    from headway.engine.scheduler import scheduler_class  # needs names that vLLM may lack
 
     scheduler = scheduler_class(vllm_config)
     _say_what_is_missing(vllm_config, settings, build_policy(preset))
@@ -69,7 +73,7 @@ def build_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
     return scheduler(vllm_config, *args, **kwargs)
 
 
-def _say_what_is_missing(vllm_config: Any, settings: EngineSettings, policy: Policy) -> None:
+def _say_what_is_missing(vllm_config: VllmConfig, settings: EngineSettings, policy: Policy) -> None:
     """Warn of what makes a policy another one here than its name stands for."""
     transfer = vllm_config.kv_transfer_config
     if policy.uses_host and transfer is None:
@@ -117,7 +121,7 @@ def check_names() -> None:
         )
 
 
-def check_decisions(vllm_config: Any, settings: EngineSettings) -> bool:
+def check_decisions(vllm_config: VllmConfig, settings: EngineSettings) -> bool:
     """Whether the policy can be served with this vLLM: a tested one is trusted, any other is tried and warned of.
 
     SeamError if even preset `vllm` decides otherwise than stock, or if the policy fails and the settings are `strict`.
@@ -126,7 +130,7 @@ def check_decisions(vllm_config: Any, settings: EngineSettings) -> bool:
     if is_tested() and not differing:
         return True
     try:
-        from headway.engine.vllm.self_check import self_check
+        from headway.engine.self_check import self_check
     except ImportError as error:
         raise SeamError(f"the self-check cannot run with vLLM {vllm.__version__}: {error}") from error
 
@@ -150,7 +154,7 @@ def check_decisions(vllm_config: Any, settings: EngineSettings) -> bool:
     return False
 
 
-def serve_as_stock(vllm_config: Any) -> EngineSettings:
+def serve_as_stock(vllm_config: VllmConfig) -> EngineSettings:
     """Put preset `vllm` in place of the policy of a configuration; everything else stays."""
     config = vllm_config.additional_config or {}
     of_the_policy = {
@@ -168,7 +172,7 @@ def serve_as_stock(vllm_config: Any) -> EngineSettings:
     return EngineSettings.from_additional_config(vllm_config.additional_config)
 
 
-def served_by_stock(vllm_config: Any) -> str | None:
+def served_by_stock(vllm_config: VllmConfig) -> str | None:
     """What stock vLLM has to schedule here, since no policy can order its steps; None for models that generate text.
 
     A pooling request ends with its prompt. An encoder-decoder model holds memory for inputs that plans do not count.
@@ -179,15 +183,15 @@ def served_by_stock(vllm_config: Any) -> str | None:
     return "an encoder-decoder model" if model_config.is_encoder_decoder else None
 
 
-def stock_class(vllm_config: Any) -> type[Any]:
+def stock_class(vllm_config: VllmConfig) -> type[Scheduler]:
     """The scheduler that vLLM would have chosen."""
     scheduler_config = copy(vllm_config.scheduler_config)
     scheduler_config.scheduler_cls = None
-    stock: type[Any] = scheduler_config.get_scheduler_cls()
+    stock: type[Scheduler] = scheduler_config.get_scheduler_cls()
     return stock
 
 
-def refuse_unsupported(vllm_config: Any) -> None:
+def refuse_unsupported(vllm_config: VllmConfig) -> None:
     """Raise ConfigError, naming each option that cannot be combined with Headway and what can."""
     scheduler_config = vllm_config.scheduler_config
     model_config = vllm_config.model_config

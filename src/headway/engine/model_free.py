@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.engine.arg_utils import EngineArgs
@@ -20,9 +20,9 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
+from headway.engine.host_kv import HostKv
 from headway.engine.kv.copies import CopyOrders, CopyReport
-from headway.engine.kv.host import HostKv
-from headway.engine.step.scheduler import scheduler_class
+from headway.engine.scheduler import PolicyScheduler, scheduler_class
 
 BLOCK_SIZE = 32
 """Tokens a KV block: what the CPU backend's attention wants."""
@@ -33,6 +33,9 @@ STOP_TOKEN = 999_999
 _STEP_S = 5e-3
 _TOKEN_S = 2e-5
 """Virtual time of a step and of each token in it: about those of a small model on one core."""
+
+
+S = TypeVar("S", bound=Scheduler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,7 @@ def engine_config(model: str, *, host_kv: HostKv | None = None, **overrides: Any
     return EngineArgs(**arguments).create_engine_config()
 
 
-def make_scheduler(build: Callable[..., Any], config: VllmConfig, num_blocks: int) -> Any:
+def make_scheduler(build: Callable[..., S], config: VllmConfig, num_blocks: int) -> S:
     """A scheduler of the given class over a KV cache of `num_blocks` blocks (one of them vLLM's null block)."""
     import torch
 
@@ -233,11 +236,11 @@ def replay(engine: ModelFreeEngine, script: Sequence[ScriptedRequest], max_steps
     engine.drain()
 
 
-def headway_builder(**settings: Any) -> Callable[..., Any]:
+def headway_builder(**settings: Any) -> Callable[..., PolicyScheduler]:
     """A builder for `make_scheduler` that puts Headway's settings into the configuration first."""
     return partial(_build_headway, settings)
 
 
-def _build_headway(settings: dict[str, Any], *, vllm_config: VllmConfig, **kwargs: Any) -> Any:
+def _build_headway(settings: dict[str, Any], *, vllm_config: VllmConfig, **kwargs: Any) -> PolicyScheduler:
     vllm_config.additional_config = {**(vllm_config.additional_config or {}), "headway": settings}
     return scheduler_class(vllm_config)(vllm_config, **kwargs)
