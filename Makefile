@@ -49,7 +49,6 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/simulator/gpu_step_times.py --json
 	$(BIN)/python bench/simulator/e2e_runs.py --json
 	$(BIN)/python bench/cost/sim_speed.py --json
-	$(BIN)/python bench/gain/load_sweep.py --out $(OUT)/sweep --json
 	$(BIN)/python bench/simulator/fidelity.py --out $(OUT)/fidelity --json
 	$(BIN)/python bench/simulator/fidelity.py --swaps --out $(OUT)/fidelity-swaps --json
 	$(BIN)/python bench/gain/swap.py --json
@@ -58,19 +57,15 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/cost/engine_overhead.py --json
 	$(BIN)/python bench/cost/length.py --json
 	$(BIN)/python bench/gain/predicted.py --json
-	$(BIN)/python bench/gain/predicted_real.py --out $(OUT)/predicted-real --json
 	$(BIN)/python bench/simulator/fidelity.py --targets --out $(OUT)/fidelity-targets --json
 	$(BIN)/python bench/cost/gateway_overhead.py --json
-	$(BIN)/python bench/gain/gateway_real.py --out $(OUT)/gateway-real --json
 	$(BIN)/python bench/gain/batch_beside.py --out $(OUT)/batch-beside --json
 	$(BIN)/python bench/right/gateway_storm.py --json
 	$(BIN)/python bench/right/gateway_storm.py --hostile --json
 	$(BIN)/python bench/right/resume.py --json
-	$(BIN)/python bench/right/clients.py --json
 	$(BIN)/python bench/gain/regret.py --race --json
 	$(BIN)/python bench/gain/headway_real.py --out $(OUT)/headway-real --json
 	$(BIN)/python bench/gain/headway_real.py --out $(OUT)/headway-real --broken --json
-	$(BIN)/python bench/gain/shared_prefixes.py --json
 	$(BIN)/python bench/gain/routers.py --json
 	$(BIN)/python bench/gain/kv_tier.py --json
 	$(BIN)/python bench/gain/routers_real.py --out $(OUT)/routers-real --json

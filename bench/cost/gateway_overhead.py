@@ -38,7 +38,7 @@ from headway.statistics import median, quantile
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 import uvloop
-from headway_reproduce.process_cpu import usage
+from headway_reproduce.process_cpu import cpu_s as cpu_time_s
 
 from bench.command import command_line, say
 from bench.cost.gateway_proxies import (
@@ -233,9 +233,9 @@ class Bench:
         runner.run(client.at_times([0.0] * WARM_UP, completion(CHUNKS, 0.0)))
         client.heard.clear()
         gc.collect()
-        before, began_s = usage(target.pid).threads_s, time.perf_counter()
+        before, began_s = cpu_time_s(target.pid), time.perf_counter()
         runner.run(send(client))
-        wall_s, cpu_s = time.perf_counter() - began_s, usage(target.pid).threads_s - before
+        wall_s, cpu_s = time.perf_counter() - began_s, cpu_time_s(target.pid) - before
         client.close()
         return turn_of(client.heard, wall_s, cpu_s)
 

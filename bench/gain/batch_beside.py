@@ -38,7 +38,6 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 import aiohttp
 import msgspec
 from headway_reproduce.ascendra.real_servers import start_instances
-from headway_reproduce.ascendra.real_systems import RealService
 
 from bench.command import command_line, out_option, say
 from headway.core.record import Outcome, Record
@@ -149,7 +148,7 @@ class Site:
 def instance(policy: str, out: Path) -> Iterator[str]:
     """The URL of an instance that is ready."""
     with ExitStack() as stack:
-        [server] = start_instances(stack, "instance", RealService({"": policy}), 1, out, FLAGS).values()
+        [server] = start_instances(stack, "instance", {"": policy}, 1, out, FLAGS).values()
         server.wait_ready(START_TIMEOUT_S)
         yield server.url
 

@@ -27,7 +27,6 @@ from headway.statistics import mean
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from headway_reproduce.ascendra.real_servers import gateway, start_instances
-from headway_reproduce.ascendra.real_systems import RealService, RealSystem
 
 from bench.command import command_line, say, stream_options
 from bench.figures import jcts_s, latencies
@@ -78,14 +77,11 @@ class Sent:
 def servers(policy: str, out: Path) -> Iterator[Servers]:
     """Instances and gateways; everything ends with the block. Raises UpstreamError if one does not start."""
     with ExitStack() as stack:
-        started = start_instances(stack, "instance", RealService({"": policy}), INSTANCES, out, FLAGS)
+        started = start_instances(stack, "instance", {"": policy}, INSTANCES, out, FLAGS)
         for server in started.values():
             server.wait_ready(START_TIMEOUT_S)
         places = {name: RunningServer(server.url, server.pid) for name, server in started.items()}
-        gateways = {
-            router: stack.enter_context(gateway(router, RealSystem("", router), places, out))
-            for router in ROUTERS
-        }
+        gateways = {router: stack.enter_context(gateway(router, router, places, out)) for router in ROUTERS}
         yield Servers(list(places.values()), gateways)
 
 

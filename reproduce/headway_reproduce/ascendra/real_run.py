@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,20 +23,10 @@ from headway.results import Summary, summarize
 from headway.results.study import StudyPart, StudyTable, Value
 from headway.statistics import mean, mean_of_all, median
 from headway.traces import TraceRequest
-from headway_reproduce.ascendra.real_servers import (
-    AscendraServers,
-    GatewayState,
-    fleet,
-    settled_state,
-)
-from headway_reproduce.ascendra.real_stream import Shape, TargetRule, bursty_stream
-from headway_reproduce.ascendra.real_systems import ASCENDRA, SYSTEMS, calibrating
-from headway_reproduce.process_cpu import CpuShare, Usage, share, usage
+from headway_reproduce.ascendra.real_servers import ASCENDRA, SYSTEMS, VLLM, AscendraServers, fleet, settle
+from headway_reproduce.ascendra.real_stream import RULE_TEXT, SHAPE_TEXT, bursty_stream, targets
+from headway_reproduce.process_cpu import cpu_s
 from headway_reproduce.real_study import MeasuredOnce, RealMeasurement
-
-HAND_OFFS = "hand-offs"
-CLIENT, GATEWAY, OTHERS = "client", "gateway", "idle systems"
-"""Keys of `shares` beside the instances' names."""
 
 CAPACITY_SEED, LIGHT_SEED, WARM_SEED = 99, 98, 97
 CAPACITY_REQUESTS = 200
@@ -48,19 +36,10 @@ PROBE_REQUESTS, PROBE_INPUT_TOKENS, PROBE_OUTPUT_TOKENS = 8, 32, 200
 
 
 class StreamRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream came to on a system.
-
-    `shares` are of each instance, the gateway, the client and all the idle systems together, of one core each.
-    `late_p99_s` is how late the client itself sent its requests. `served` counts, by instance, the answers that came
-    from there, `hand_offs` the requests that one instance gave up and another took.
-    """
+    """What a stream came to on a system, and what its instances used of a core each."""
 
     summary: Summary
-    wall_s: float
-    shares: dict[str, CpuShare]
-    late_p99_s: float
-    served: dict[str, int] = {}
-    hand_offs: int = 0
+    cores: dict[str, float]
 
 
 class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,58 +53,24 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
     decode_inflation: dict[str, float]
 
 
-def serve_stream(
-    fleet: AscendraServers, system: str, requests: Sequence[TraceRequest]
-) -> tuple[StreamRun, list[Record]]:
+def serve_stream(fleet: AscendraServers, system: str, requests: Sequence[TraceRequest]) -> StreamRun:
     """Send a stream to a system's gateway and hear every answer out."""
     gc.collect()
-    url = fleet.gateways[system].url
-    counted, before, began_s = counts(settled_state(url)), _usages(fleet, system), time.perf_counter()
-    report = _replayed(url, requests)
-    wall_s, after = time.perf_counter() - began_s, _usages(fleet, system)
-    count = counts(settled_state(url))
-    count.subtract(counted)
-    late_s = sorted(max(0.0, each) for each in report.lateness_s)
-    run = StreamRun(
+    gateway, instances = fleet.gateways[system], fleet.instances[SYSTEMS[system].service]
+    settle(gateway.url)
+    before_s = {name: cpu_s(place.pid) for name, place in instances.items()}
+    began_s = time.perf_counter()
+    report = _replayed(gateway.url, requests)
+    wall_s = time.perf_counter() - began_s
+    after_s = {name: cpu_s(place.pid) for name, place in instances.items()}
+    return StreamRun(
         summary=summarize(report.records),
-        wall_s=wall_s,
-        shares={name: share(before[name], after[name], wall_s) for name in before},
-        late_p99_s=late_s[int(0.99 * (len(late_s) - 1))] if late_s else 0.0,
-        hand_offs=count.pop(HAND_OFFS),
-        served=dict(count),
+        cores={name: (after_s[name] - before_s[name]) / wall_s for name in instances},
     )
-    return run, report.records
 
 
 def _replayed(url: str, requests: Sequence[TraceRequest]) -> ReplayReport:
     return asyncio.run(replay(requests, ReplayOptions(url=url)))
-
-
-def _usages(fleet: AscendraServers, system: str) -> dict[str, Usage]:
-    """Of all that work for a system, and of the others, who should not."""
-    service = SYSTEMS[system].service
-    busy = {name: usage(place.pid) for name, place in fleet.instances[service].items()}
-    idle = [place for name, places in fleet.instances.items() if name != service for place in places.values()]
-    idle += [place for name, place in fleet.gateways.items() if name != system]
-    return {
-        **busy,
-        GATEWAY: usage(fleet.gateways[system].pid),
-        CLIENT: usage(os.getpid(), alone=True),
-        OTHERS: joined([usage(place.pid) for place in idle]),
-    }
-
-
-def counts(state: GatewayState) -> Counter[str]:
-    """Answers by instance, and hand-offs, since a gateway began."""
-    found = Counter({each.name: each.served for each in state.instances})
-    found[HAND_OFFS] = sum(each.total for each in state.hand_offs)
-    return found
-
-
-def joined(usages: Sequence[Usage]) -> Usage:
-    """Several processes as one."""
-    threads = {thread: time for each in usages for thread, time in each.threads.items()}
-    return Usage(sum(each.cpu_s for each in usages), threads)
 
 
 # ---- before anything is compared -----------------------------------------------------------------------
@@ -141,14 +86,17 @@ def warm_up(fleet: AscendraServers) -> None:
         _replayed(place.url, [replace(request, id=f"warm-{request.id}") for request in first])
 
 
-def calibrated(fleet: AscendraServers, shape: Shape, tell: Tell) -> Calibrated:
-    """Measure what loads and targets go by, on stock. Raises UpstreamError if a request fails."""
-    url = fleet.gateways[calibrating(fleet.gateways)].url
-    burst = bursty_stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED, shape=shape)
+def calibrated(fleet: AscendraServers, tell: Tell) -> Calibrated:
+    """Measure what loads and targets go by, on stock, whose requests have no targets here and are not dropped.
+
+    Raises UpstreamError if a request fails.
+    """
+    url = fleet.gateways[COMPARED[1]].url
+    burst = bursty_stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED)
     rate_rps = capacity_rps(burst, ReplayOptions(url=url))
     tell(f"capacity {rate_rps:.1f} requests a second")
     # How requests fare when there is hardly anything to do; Poisson arrivals.
-    light = bursty_stream(LIGHT_LOAD * rate_rps, LIGHT_SECONDS, LIGHT_SEED, shape=replace(shape, cv=1.0))
+    light = bursty_stream(LIGHT_LOAD * rate_rps, LIGHT_SECONDS, LIGHT_SEED, cv=1.0)
     return Calibrated(
         capacity_rps=rate_rps,
         light=summarize(all_finished(_replayed(url, light).records, len(light))),
@@ -162,7 +110,7 @@ def _decode_inflation(fleet: AscendraServers) -> dict[str, float]:
     The same few requests are sent to each stock instance alone, then to all at once, past the gateway; what is
     compared is the median over the requests of the mean time between tokens.
     """
-    places = fleet.instances[SYSTEMS[calibrating(fleet.gateways)].service]
+    places = fleet.instances[VLLM]
     alone = {name: asyncio.run(_probed({name: place}))[name] for name, place in places.items()}
     together = asyncio.run(_probed(places))
     return {name: together[name] / alone[name] for name in places}
@@ -192,8 +140,7 @@ def _between_tokens_s(record: Record) -> float:
 # ---- the comparison --------------------------------------------------------------------------------------
 
 INSTANCES = 3
-COMPARED = (ASCENDRA, "vllm round-robin, drop", "vllm least-work, drop")
-"""All of them drop what is still waiting past its TTFT target, as in the paper's overload."""
+COMPARED = tuple(SYSTEMS)
 LOADS = (1.0, 1.5)
 SEEDS, SECONDS_A_RUN = 2, 12.0
 TITLE = "The same on a real engine"
@@ -229,7 +176,7 @@ class AscendraReal(MeasuredOnce, frozen=True, kw_only=True):
 def _measure(tell: Tell) -> AscendraReal:
     """Raises UpstreamError if a server does not start, SimulationError if a request fails before the comparison."""
     tell(f"real engine: starting {2 * INSTANCES} instances of vLLM")
-    with TemporaryDirectory() as logs, fleet(COMPARED, INSTANCES, Path(logs), tell) as servers:
+    with TemporaryDirectory() as logs, fleet(INSTANCES, Path(logs), tell) as servers:
         return compared(servers, tell)
 
 
@@ -245,8 +192,8 @@ MEASUREMENT = RealMeasurement(
 def compared(servers: AscendraServers, tell: Tell) -> AscendraReal:
     """Every load on every system, turn by turn; who begins changes."""
     warm_up(servers)
-    measured = calibrated(servers, Shape(), tell)
-    slo = TargetRule().targets(measured.light)
+    measured = calibrated(servers, tell)
+    slo = targets(measured.light)
     runs: dict[tuple[float, str], list[StreamRun]] = {(load, name): [] for load in LOADS for name in COMPARED}
     for turn in range(SEEDS * len(LOADS)):
         seed, place = divmod(turn, len(LOADS))
@@ -254,8 +201,7 @@ def compared(servers: AscendraServers, tell: Tell) -> AscendraReal:
         requests = bursty_stream(load * measured.capacity_rps, SECONDS_A_RUN, seed, slo)
         for name in (*COMPARED[first:], *COMPARED[:first]):
             tell(f"real engine: {name}, load {load:g}, seed {seed + 1} of {SEEDS}")
-            run, _ = serve_stream(servers, name, requests)
-            runs[load, name].append(run)
+            runs[load, name].append(serve_stream(servers, name, requests))
     return AscendraReal(
         hardware=f"{machine_name()}, vLLM {vllm_version()}",
         calibrated=measured,
@@ -315,7 +261,7 @@ def _table(found: AscendraReal) -> StudyTable:
         rows=[_row(cell) for load in LOADS for cell in _at(found, load)],
         note=f"Mean of {SEEDS} seeds, with the least and the most goodput of one. Load 1 is what the instances get "
         f"through of such a stream under stock vLLM, all at once: {found.calibrated.capacity_rps:.1f} req/s. All drop "
-        f"what still waits past its TTFT target. {Shape().text()}.",
+        f"what still waits past its TTFT target. {SHAPE_TEXT}.",
         decimals=3,
         keys=2,
     )
@@ -337,15 +283,15 @@ def _row(cell: RealCell) -> list[Value]:
 
 
 def _cores(runs: Iterable[StreamRun]) -> list[tuple[str, float]]:
-    """What each instance used of a core, mean over the runs; instances come first in the shares."""
-    shares = [run.shares for run in runs]
-    return [(name, mean(share[name].cores for share in shares)) for name in list(shares[0])[:INSTANCES]]
+    """What each instance used of a core, mean over the runs."""
+    cores = [run.cores for run in runs]
+    return [(name, mean(each[name] for each in cores)) for name in cores[0]]
 
 
 def _targets(found: AscendraReal) -> str:
     return (
         f"Targets: first token within {found.ttft_target_s:.3f} s, {found.tbt_target_s:.3f} s between tokens "
-        f"({TargetRule().text()})."
+        f"({RULE_TEXT})."
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import http.client
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,8 +21,29 @@ from headway.engine.settings import EngineSettings
 from headway.errors import UpstreamError
 from headway.lab.papers import Tell
 from headway.lab.server import START_TIMEOUT_S, RunningServer, command_server, free_port, headway_command
-from headway.routing.pools import instance_names, pool_of
-from headway_reproduce.ascendra.real_systems import SERVICES, SYSTEMS, RealService, RealSystem, pool_sizes
+from headway.policies.presets import POOLED
+from headway.routing.pools import HP, LP, PoolSizes, instance_names, pool_of
+
+ASCENDRA, VLLM = "ascendra", "vllm"
+SERVICES: Mapping[str, Mapping[str, str]] = {ASCENDRA: POOLED[ASCENDRA], VLLM: {"": VLLM}}
+"""How a set of instances schedules: pool -> preset. Instances of the one pool `""` are all alike."""
+DROP = ("expired",)
+"""What is still waiting past its TTFT target leaves (Ascendra section 3.9); Ascendra's own presets have it too."""
+
+
+class RealSystem(NamedTuple):
+    """A gateway over the instances of a service, and its router."""
+
+    service: str
+    router: str
+
+
+SYSTEMS = {
+    ASCENDRA: RealSystem(ASCENDRA, ASCENDRA),
+    "vllm round-robin, drop": RealSystem(VLLM, "round-robin"),
+    "vllm least-work, drop": RealSystem(VLLM, "least-work"),
+}
+"""What is compared. All drop what is still waiting past its TTFT target, as in the paper's overload."""
 
 VLLM_FLAGS = ("--no-enable-prefix-caching", "--kv-cache-memory-bytes", str(256 << 20))
 """Everything else is vLLM's default. A stream is sent to the same instances more than once, so no prefix is kept."""
@@ -38,18 +60,19 @@ class AscendraServers:
 
 
 @contextmanager
-def fleet(systems: Iterable[str], instances: int, logs: Path, tell: Tell) -> Iterator[AscendraServers]:
+def fleet(instances: int, logs: Path, tell: Tell) -> Iterator[AscendraServers]:
     """Start what the systems need, side by side; everything ends with the block.
 
     Instances that are not asked anything are idle, so all stay up while the systems take turns. Each instance
     computes on cores of its own, shared only where there are fewer cores than instances of one service. What the
     servers say goes to files in `logs`. Raises UpstreamError if one does not start.
     """
-    chosen = {name: SYSTEMS[name] for name in systems}
     with ExitStack() as stack:
         started = {
-            name: start_instances(stack, name, SERVICES[name], instances, logs)
-            for name in {system.service: None for system in chosen.values()}
+            name: start_instances(
+                stack, name, presets, instances, logs, leaving=DROP if name == VLLM else None
+            )
+            for name, presets in SERVICES.items()
         }
         for name, servers in started.items():
             for server in servers.values():
@@ -60,25 +83,35 @@ def fleet(systems: Iterable[str], instances: int, logs: Path, tell: Tell) -> Ite
             for name, servers in started.items()
         }
         gateways = {
-            name: stack.enter_context(gateway(name, system, running[system.service], logs))
-            for name, system in chosen.items()
+            name: stack.enter_context(gateway(name, system.router, running[system.service], logs))
+            for name, system in SYSTEMS.items()
         }
         yield AscendraServers(running, gateways)
+
+
+def pool_sizes(presets: Mapping[str, str], instances: int) -> PoolSizes:
+    """How many of so many instances each pool has: one is for high priority, all others for low."""
+    return dict.fromkeys(presets, instances) if len(presets) == 1 else {LP: instances - 1, HP: 1}
 
 
 def start_instances(
     stack: ExitStack,
     name: str,
-    service: RealService,
+    presets: Mapping[str, str],
     count: int,
     logs: Path,
     vllm_flags: Sequence[str] = VLLM_FLAGS,
+    *,
+    leaving: tuple[str, ...] | None = None,
 ) -> dict[str, ServerProcess]:
-    """Servers that were started and are not ready yet, by the names that a gateway gives those that join."""
+    """Servers that were started and are not ready yet, by the names that a gateway gives those that join.
+
+    `leaving` are rules in place of the presets' own.
+    """
     binding = bind_cores(Workers(count), usable_cores())
     started: dict[str, ServerProcess] = {}
-    for index, instance in enumerate(instance_names(pool_sizes(service, count))):
-        settings = EngineSettings(policy=service.presets[pool_of(instance)], leaving=service.leaving)
+    for index, instance in enumerate(instance_names(pool_sizes(presets, count))):
+        settings = EngineSettings(policy=presets[pool_of(instance)], leaving=leaving)
         address = ("127.0.0.1", free_port())
         command = server_command(DEMO, settings, address, vllm_flags)
         log = stack.enter_context((logs / f"{name}-{instance}.log").open("wb"))
@@ -90,13 +123,13 @@ def start_instances(
 
 @contextmanager
 def gateway(
-    name: str, system: RealSystem, instances: Mapping[str, RunningServer], logs: Path
+    name: str, router: str, instances: Mapping[str, RunningServer], logs: Path
 ) -> Iterator[RunningServer]:
     """A gateway over these instances, once it is ready. Raises UpstreamError if it does not get ready."""
     port = free_port()
     log = logs / f"{name.replace(' ', '-')}-gateway.log"
     with command_server(
-        gateway_command(system, instances, port),
+        gateway_command(router, instances, port),
         port,
         log,
         name=f"the gateway of {name}",
@@ -105,35 +138,27 @@ def gateway(
         yield server
 
 
-def gateway_command(system: RealSystem, instances: Mapping[str, RunningServer], port: int) -> list[str]:
+def gateway_command(router: str, instances: Mapping[str, RunningServer], port: int) -> list[str]:
     """`headway serve` with everything joined: it launches nothing itself."""
     joined: list[str] = []
     for name, place in instances.items():
         pool = pool_of(name)
         joined += ["--join", f"{pool}={place.url}" if pool else place.url]
-    return headway_command("serve", *joined, "--router", system.router, "--port", str(port))
+    return headway_command("serve", *joined, "--router", router, "--port", str(port))
 
 
 class GatewayInstance(msgspec.Struct):
-    """An instance as its gateway sees it: `served` requests got their answer there, `in_flight` wait for it."""
+    """An instance as its gateway sees it: `in_flight` requests wait for their answer there."""
 
     name: str
     condition: str
     in_flight: int
-    served: int
-
-
-class HandOffs(msgspec.Struct):
-    """Requests that one instance gave up and another took."""
-
-    total: int
 
 
 class GatewayState(msgspec.Struct):
     """What a gateway says of itself on `/dashboard/state`, as far as it is of interest here."""
 
     instances: list[GatewayInstance]
-    hand_offs: list[HandOffs]
 
 
 def gateway_state(url: str) -> GatewayState | None:
@@ -149,13 +174,13 @@ def gateway_state(url: str) -> GatewayState | None:
         connection.close()
 
 
-def settled_state(url: str) -> GatewayState:
-    """What a gateway says of itself once nothing is in flight there. Raises UpstreamError if that does not come."""
+def settle(url: str) -> None:
+    """Wait until nothing is in flight at a gateway. Raises UpstreamError if that does not come."""
     deadline_s = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline_s:
         state = gateway_state(url)
         if state is not None and not any(each.in_flight for each in state.instances):
-            return state
+            return
         time.sleep(_POLL_S)
     raise UpstreamError(f"the gateway at {url} does not come to rest within {SETTLE_S:g} s")
 

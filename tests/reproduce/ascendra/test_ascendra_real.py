@@ -6,34 +6,28 @@ import socket
 from pathlib import Path
 
 import pytest
-from headway_reproduce.ascendra.real_run import HAND_OFFS, counts, joined
 from headway_reproduce.ascendra.real_servers import (
-    GatewayInstance,
-    GatewayState,
-    HandOffs,
+    ASCENDRA,
+    SERVICES,
+    SYSTEMS,
+    VLLM,
     gateway,
     gateway_command,
+    pool_sizes,
     ready_instances,
 )
-from headway_reproduce.ascendra.real_stream import Shape, TargetRule, bursty_stream
-from headway_reproduce.ascendra.real_systems import (
-    ASCENDRA,
-    DROP,
-    SERVICES,
-    STOCK,
-    SYSTEMS,
-    RealService,
-    RealSystem,
-    calibrating,
-    pool_sizes,
+from headway_reproduce.ascendra.real_stream import (
+    LONGEST_INPUT_TOKENS,
+    LONGEST_OUTPUT_TOKENS,
+    bursty_stream,
+    targets,
 )
-from headway_reproduce.process_cpu import ThreadTime, Usage
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
-from headway.errors import ConfigError, SimulationError, UpstreamError
+from headway.errors import SimulationError, UpstreamError
 from headway.lab.server import RunningServer
 from headway.results import Summary, summarize
 from headway.routing.pools import instance_names
@@ -56,8 +50,8 @@ def test_a_stream_has_exactly_the_load_it_is_called(rate_rps: float, seconds: fl
 def test_a_stream_fits_the_demo_model_and_has_its_targets() -> None:
     slo = Slo(ttft_s=0.4, tbt_s=0.06)
     requests = bursty_stream(50.0, 20.0, 1, slo)
-    assert max(request.input_tokens for request in requests) <= Shape().longest_input_tokens
-    assert max(request.output_tokens for request in requests) <= Shape().longest_output_tokens
+    assert max(request.input_tokens for request in requests) <= LONGEST_INPUT_TOKENS
+    assert max(request.output_tokens for request in requests) <= LONGEST_OUTPUT_TOKENS
     assert {request.slo for request in requests} == {slo}
 
 
@@ -75,64 +69,42 @@ def test_targets_follow_from_light_load_by_the_rule() -> None:
 
     light = summarize([record(ttft_s) for ttft_s in (0.03, 0.05, 0.4)])
     # Ten times the median, 50 ms; and of that as much as 0.15 s is of 1 s.
-    found = TargetRule(ttft_factor=10.0, tbt_share=0.15).targets(light)
+    found = targets(light)
     assert found.ttft_s == pytest.approx(0.5)
     assert found.tbt_s == pytest.approx(0.075)
 
 
 def test_no_targets_without_a_light_load() -> None:
     with pytest.raises(SimulationError, match="light load"):
-        TargetRule().targets(_nothing())
+        targets(_nothing())
 
 
 def _nothing() -> Summary:
     return summarize([Record(id="a", arrival_s=0.0, prompt_tokens=8, outcome=Outcome.FAILED, finished_s=1.0)])
 
 
-def test_four_of_stock_each_router_with_and_without_the_rule() -> None:
-    stock = {(SYSTEMS[name].router, SERVICES[SYSTEMS[name].service].leaving) for name in STOCK}
-    assert stock == {(router, rule) for router in ("round-robin", "least-work") for rule in (None, DROP)}
-    assert all(SERVICES[SYSTEMS[name].service].presets == {"": "vllm"} for name in STOCK)
-    assert set(SYSTEMS) == {ASCENDRA, *STOCK}
-    assert calibrating(SYSTEMS) == STOCK[0]
-    assert calibrating([ASCENDRA, "vllm least-work, drop"]) == "vllm least-work, drop"
-    with pytest.raises(ConfigError, match="capacity"):
-        calibrating([ASCENDRA])
-
-
 @pytest.mark.parametrize(
     ("service", "instances", "names"),
     [
-        (SERVICES["vllm"], 2, ["0", "1"]),
-        (SERVICES[ASCENDRA], 2, ["lp-0", "hp-0"]),
-        (SERVICES[ASCENDRA], 3, ["lp-0", "lp-1", "hp-0"]),
+        (VLLM, 2, ["0", "1"]),
+        (ASCENDRA, 2, ["lp-0", "hp-0"]),
+        (ASCENDRA, 3, ["lp-0", "lp-1", "hp-0"]),
     ],
 )
 def test_instances_are_named_as_the_gateway_names_them(
-    service: RealService, instances: int, names: list[str]
+    service: str, instances: int, names: list[str]
 ) -> None:
-    assert list(instance_names(pool_sizes(service, instances))) == names
-
-
-def test_pools_need_an_instance_each() -> None:
-    with pytest.raises(ConfigError, match="2 or more"):
-        pool_sizes(SERVICES[ASCENDRA], 1)
+    assert list(instance_names(pool_sizes(SERVICES[service], instances))) == names
 
 
 def test_a_gateway_joins_every_instance_in_its_pool() -> None:
     places = {"lp-0": RunningServer("http://a", 1), "hp-0": RunningServer("http://b", 2)}
-    words = gateway_command(SYSTEMS[ASCENDRA], places, 8123)
+    words = gateway_command(SYSTEMS[ASCENDRA].router, places, 8123)
     assert " ".join(words).endswith(
         "serve --join lp=http://a --join hp=http://b --router ascendra --port 8123"
     )
-    words = gateway_command(SYSTEMS["vllm round-robin"], {"0": RunningServer("http://a", 1)}, 8123)
+    words = gateway_command("round-robin", {"0": RunningServer("http://a", 1)}, 8123)
     assert " ".join(words).endswith("serve --join http://a --router round-robin --port 8123")
-
-
-def test_what_a_gateway_did_is_counted_by_instance() -> None:
-    instances = [GatewayInstance("lp-0", "ready", 1, 5), GatewayInstance("hp-0", "lost", 0, 7)]
-    state = GatewayState(instances, [HandOffs(2), HandOffs(1)])
-    assert counts(state) == {"lp-0": 5, "hp-0": 7, HAND_OFFS: 3}
 
 
 def test_a_gateway_that_is_not_there_has_no_instance_ready() -> None:
@@ -141,18 +113,12 @@ def test_a_gateway_that_is_not_there_has_no_instance_ready() -> None:
         assert ready_instances(f"http://127.0.0.1:{probe.getsockname()[1]}") == 0
 
 
-def test_several_processes_are_counted_as_one() -> None:
-    one, two = Usage(1.0, {1: ThreadTime(1.0, 0.0)}), Usage(2.5, {2: ThreadTime(2.0, 1.0)})
-    assert joined([one, two]) == Usage(3.5, {**one.threads, **two.threads})
-    assert joined([]) == Usage(0.0, {})
-
-
 def test_a_gateway_that_does_not_get_ready_says_why(tmp_path: Path) -> None:
     instances = {"0": RunningServer("http://127.0.0.1:1", 0)}
     with (
         pytest.raises(
             UpstreamError, match=r"did not get ready: .*'nope'.*; its messages are in .*a-b-gateway\.log"
         ),
-        gateway("a b", RealSystem("vllm", "nope"), instances, tmp_path),
+        gateway("a b", "nope", instances, tmp_path),
     ):
         pytest.fail("it got ready")

@@ -8,12 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 from headway_reproduce.ascendra.real_run import (
-    CLIENT,
     COMPARED,
-    GATEWAY,
     LOADS,
     MEASUREMENT,
-    OTHERS,
     AscendraReal,
     Calibrated,
     RealCell,
@@ -21,8 +18,7 @@ from headway_reproduce.ascendra.real_run import (
     real_data,
     real_part,
 )
-from headway_reproduce.ascendra.real_systems import ASCENDRA
-from headway_reproduce.process_cpu import CpuShare
+from headway_reproduce.ascendra.real_servers import ASCENDRA
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
@@ -50,9 +46,7 @@ def summary(met: int, dropped: int = 0) -> Summary:
 
 
 def run(met: int, dropped: int = 0) -> StreamRun:
-    names = ("lp-0", "lp-1", "hp-0", GATEWAY, CLIENT, OTHERS)
-    shares = {name: CpuShare(0.1 * (place + 1), 1.0) for place, name in enumerate(names)}
-    return StreamRun(summary=summary(met, dropped), wall_s=12.0, shares=shares, late_p99_s=0.001)
+    return StreamRun(summary=summary(met, dropped), cores={"lp-0": 0.1, "lp-1": 0.2, "hp-0": 0.3})
 
 
 @pytest.fixture
@@ -85,7 +79,6 @@ def test_the_part_shows_every_system_at_every_load(found: AscendraReal) -> None:
     first = dict(zip(table.headings, table.rows[0], strict=True))
     assert first["goodput"] == pytest.approx(0.6)
     assert first["dropped"] == pytest.approx(0.05)
-    # Of the machine's processes, the instances alone.
     assert first["cores of the instances"] == "lp-0 0.10 lp-1 0.20 hp-0 0.30"
     assert any("0.500 s" in line for line in part.text)
     assert any("1.50" in line for line in part.text)
