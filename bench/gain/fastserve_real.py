@@ -12,10 +12,8 @@ asynchronous scheduling as vLLM decides (the last is off on CPUs). All runs of a
 on an engine and by a clock of its own, in turns of a tenth of a second, so that a machine's drift hits all alike.
 
 Per cell: mean and p99 JCT of both (over all seeds' requests), `mean_gain` (stock / fastserve) with each seed's own,
-`p99_ratio` (fastserve / stock), `who_pays`: the same gain by quarter of the answers' lengths, short to long, and the
-share of requests that took longer than under stock; `simulated`: the same two figures from the simulator with costs
-profiled here, and `oracle_mean_gain`, the gain there if all lengths were known. Aims: twice the mean near and above
-capacity, p99 at most 1.25 times stock's, a loss of 2 % at low load.
+`p99_ratio` (fastserve / stock), `share_slower`, of requests that took longer than under stock. Aims: twice the mean
+near and above capacity, p99 at most 1.25 times stock's, a loss of 2 % at low load.
 
 40 minutes a setting with three streams of 30 s on 2 cores; what is in DIR already is not run again. Nothing else should
 run meanwhile. `--markdown` prints the tables of docs/fastserve.md in place of the JSON.
@@ -40,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 
 from bench.command import command_line, markdown_option, out_option, say, stream_options
-from bench.figures import jcts_s, latencies
+from bench.figures import latencies
 from bench.real_runs import (
     MID,
     STOCK,
@@ -48,11 +46,9 @@ from bench.real_runs import (
     Contender,
     EngineSpec,
     Run,
-    TwinEngine,
     capacity_rps,
     keep_runs,
     kept,
-    profiled,
 )
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import HeadwayError
@@ -147,26 +143,18 @@ class Measured:
         """Of all its requests."""
         return mean(kept(run, self.out).jcts_s)
 
-    def simulated(self, profile_s: float) -> TwinEngine:
-        """The engine on a virtual clock, its costs measured now unless they are kept."""
-        spec, found = self.engine, self.prepared
-        costs = profiled(self.out / "cost.json", spec.of(STOCK), profile_s)
-        return TwinEngine(spec, costs, spec.kv_blocks, TOKENS_A_STEP, found.asynchronous)
-
 
 # ---- the bench ---------------------------------------------------------------------------------------
 
 LOADS = (0.5, 0.8, 1.0, 1.2)
 SEEDS, SECONDS = 3, 30.0
 SEATS = (8, 16, 32, 64, 128, 256)
-ORACLE = Contender("srpt-oracle", "srpt-oracle")
-"""Knows how long answers will be: what no policy can have."""
 SWEEP_LOAD, SWEEP_SEED = 1.0, 96
 Pair = tuple[Run, Run]
 """Stock's and Headway's run of a stream."""
 
 
-def report(measured: Measured, seeds: int, profile_s: float) -> dict[str, Any]:
+def report(measured: Measured, seeds: int) -> dict[str, Any]:
     """Everything of one setting: runs what is missing."""
     sweep = [Run(STOCK, "", seats, SWEEP_LOAD, SWEEP_SEED) for seats in SEATS]
     measured.do(sweep)
@@ -180,11 +168,9 @@ def report(measured: Measured, seeds: int, profile_s: float) -> dict[str, Any]:
         for seats, load in product(sorted({best, DEFAULT_SEATS}), LOADS)
     }
     measured.do([run for pairs in cells.values() for pair in pairs for run in pair])
-    engine = measured.simulated(profile_s)
     found: dict[int, dict[str, Any]] = {seats: {} for seats, _ in cells}
     for (seats, load), pairs in cells.items():
-        say(f"simulating {measured.out.name} at load {load:g}")
-        found[seats][f"{load:g}"] = cell(measured, pairs, engine)
+        found[seats][f"{load:g}"] = cell(measured, pairs)
     return {
         "capacity_rps": measured.prepared.capacity_rps,
         "stock_mean_jct_s_by_seats": swept,
@@ -193,56 +179,27 @@ def report(measured: Measured, seeds: int, profile_s: float) -> dict[str, Any]:
     }
 
 
-def cell(measured: Measured, pairs: Sequence[Pair], engine: TwinEngine) -> dict[str, Any]:
+def cell(measured: Measured, pairs: Sequence[Pair]) -> dict[str, Any]:
     """One load at one number of seats."""
-    stock = [each for run, _ in pairs for each in measured.served(run)]
-    own = [each for _, run in pairs for each in measured.served(run)]
-
-    def said_s(contender: Contender) -> list[float]:
-        """What the simulator says of the same streams."""
-        runs = [replace(run, contender=contender) for run, _ in pairs]
-        limit = MAX_OUTPUT_TOKENS
-        found = [engine.records(run, measured.requests(run), max_output_tokens=limit) for run in runs]
-        return jcts_s(record for records in found for record in records)
-
-    theirs_s, ours_s = said_s(STOCK), said_s(FASTSERVE)
+    stock_s, own_s = (
+        [each.jct_s for run in runs for each in measured.served(run)] for runs in zip(*pairs, strict=True)
+    )
     return {
-        **gains([each.jct_s for each in stock], [each.jct_s for each in own]),
+        **gains(stock_s, own_s),
         "mean_gain_by_seed": [
             measured.mean_jct_s(theirs) / measured.mean_jct_s(ours) for theirs, ours in pairs
         ],
-        "who_pays": who_pays(stock, own),
-        "simulated": {
-            **gains(theirs_s, ours_s),
-            "oracle_mean_gain": mean(theirs_s) / mean(said_s(ORACLE)),
-        },
-    }
-
-
-QUARTERS = 4
-
-
-def who_pays(stock: Sequence[Served], own: Sequence[Served]) -> dict[str, Any]:
-    """The gain in mean JCT by quarter of the answers' lengths, and how many took longer, by how much at worst."""
-    pairs = sorted(zip(stock, own, strict=True), key=lambda pair: pair[0].output_tokens)
-    quarter = -(-len(pairs) // QUARTERS)
-    parts = [pairs[start : start + quarter] for start in range(0, len(pairs), quarter)]
-    return {
-        "mean_gain_by_quarter": [
-            mean(theirs.jct_s for theirs, _ in part) / mean(ours.jct_s for _, ours in part) for part in parts
-        ],
-        "share_slower": mean(ours.jct_s > theirs.jct_s for theirs, ours in pairs),
-        "worst_slowdown": max(ours.jct_s / theirs.jct_s for theirs, ours in pairs),
     }
 
 
 def gains(stock_s: Sequence[float], own_s: Sequence[float]) -> dict[str, Any]:
-    """Completion times of both, and the two figures that compare them."""
+    """Completion times of both, request by request, and the figures that compare them."""
     return {
         STOCK.name: latencies(stock_s),
         FASTSERVE.name: latencies(own_s),
         "mean_gain": mean(stock_s) / mean(own_s),
         "p99_ratio": quantile(own_s, 0.99) / quantile(stock_s, 0.99),
+        "share_slower": mean(ours > theirs for theirs, ours in zip(stock_s, own_s, strict=True)),
     }
 
 
@@ -254,9 +211,8 @@ def markdown(found: Mapping[str, Any]) -> str:
             f"{name}: {found[name]['capacity_rps']:.1f} requests a second",
             "",
             "| seats | load | mean JCT stock / `fastserve` (s) | gain (by stream) | p99 JCT, `fastserve` over stock "
-            "| gain by quarter of answers, short to long | slower than under stock "
-            "| simulated: gain, p99, gain with all lengths known |",
-            "|---|---|---|---|---|---|---|---|",
+            "| slower than under stock |",
+            "|---|---|---|---|---|---|",
             *(
                 _row(seats, load, each)
                 for seats, loads in found[name]["cells"].items()
@@ -268,13 +224,11 @@ def markdown(found: Mapping[str, Any]) -> str:
 
 
 def _row(seats: int, load: str, each: Mapping[str, Any]) -> str:
-    by_seed, pays, said = each["mean_gain_by_seed"], each["who_pays"], each["simulated"]
-    quarters = " ".join(f"{gain:.2f}" for gain in pays["mean_gain_by_quarter"])
+    by_seed = each["mean_gain_by_seed"]
     return (
         f"| {seats} | {load} | {each[STOCK.name]['mean_jct_s']:.2f} / {each[FASTSERVE.name]['mean_jct_s']:.2f} | "
-        f"{each['mean_gain']:.2f} ({min(by_seed):.2f} to {max(by_seed):.2f}) | {each['p99_ratio']:.2f} | {quarters} | "
-        f"{100 * pays['share_slower']:.0f} % | {said['mean_gain']:.2f}, {said['p99_ratio']:.2f}, "
-        f"{said['oracle_mean_gain']:.2f} |"
+        f"{each['mean_gain']:.2f} ({min(by_seed):.2f} to {max(by_seed):.2f}) | {each['p99_ratio']:.2f} | "
+        f"{100 * each['share_slower']:.0f} % |"
     )
 
 
@@ -283,7 +237,7 @@ def main() -> int:
     parser = command_line(__doc__)
     out_option(parser)
     markdown_option(parser, "the tables of docs/fastserve.md instead")
-    stream_options(parser, seconds=SECONDS, profile_s=60.0)
+    stream_options(parser, seconds=SECONDS)
     parser.add_argument("--seeds", type=int, default=SEEDS, help=f"streams of each cell (default {SEEDS})")
     parser.add_argument("--setting", choices=SETTINGS, action="append", help="of KV memory (default: both)")
     arguments = parser.parse_args()
@@ -301,7 +255,7 @@ def main() -> int:
         for name in dict.fromkeys(arguments.setting or SETTINGS):
             measured = Measured(arguments.out / name, SETTINGS[name], arguments.seconds)
             measured.open()
-            found[name] = report(measured, arguments.seeds, arguments.profile_seconds)
+            found[name] = report(measured, arguments.seeds)
     except HeadwayError as error:
         say(f"fastserve_real: {error}")
         return 2

@@ -15,8 +15,8 @@ workloads.
 
 Every run is kept in DIR as it ends; the same command goes on where it was stopped. A run is made anew when the row of
 its policy or the code of its parts has changed; when something has that all share, take another DIR, or --again with
-names of policies, whose runs a stopped command with --again makes all anew. DIR has a line for each cell in regret.txt,
-every value in regret.csv, the object that is printed in regret.json, and a plot in regret.svg.
+names of policies, whose runs a stopped command with --again makes all anew. DIR has
+every value in regret.csv and the object that is printed in regret.json.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ from bench.gain.regret_runs import (
     select,
     that_fit,
 )
-from bench.gain.regret_tables import TAILS, CellFindings, summary, tables, write_report
+from bench.gain.regret_tables import TAILS, VALUES, CellFindings, summary, tables, values
 from bench.gain.regret_workloads import DATA, MACHINES, NONE, SEEDS, ServedWorkload, known_workloads
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.kept_runs import Kept, run_kept
@@ -233,7 +233,7 @@ def regret(arguments: argparse.Namespace) -> dict[str, Any]:
         "cpu_s_of_all_runs": round(sum(kept.done[digest].cpu_s for digest in _digests(plan, kept)), 1),
     }
     write_whole(arguments.out / JSON, json.dumps(told, indent=1).encode())
-    write_report(arguments.out, arguments.policy, findings, told["by_cell"])
+    write_whole(arguments.out / VALUES, values(findings).encode())
     return told
 
 

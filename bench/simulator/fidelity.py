@@ -17,8 +17,8 @@ run had, all of the profile's costs times one factor, by which its steps took as
 remains is the shape of the law, and scheduling. `half_width` is that of its 95 % interval, for as many streams
 as there are. Aim: errors at own speed of 3 %, 8 % and 8 % or less. `counts` are steps, preemptions and blocks
 copied to the host of either side. `steps` says how the law of step times did on the steps of the real runs, and
-what the loop took between steps. Writes the cost file, the records of every run, the steps of the real ones,
-what is printed, and `fidelity.svg`. What is in DIR is not served again: a command that was stopped goes on, and
+what the loop took between steps. Writes the cost file, the records of every run, the steps of the real ones, and
+what is printed. What is in DIR is not served again: a command that was stopped goes on, and
 presets may be added one by one.
 """
 
@@ -27,9 +27,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -38,7 +37,6 @@ import msgspec
 from bench.command import command_line, say, stream_options
 from bench.real_runs import MID, conclude_profile
 from bench.simulator.fidelity_runs import (
-    METRICS,
     PLAIN,
     SWAPS,
     TARGETED,
@@ -60,74 +58,7 @@ from headway.engine.machine import machine_name
 from headway.errors import ConfigError, HeadwayError
 from headway.policies.presets import find_preset
 from headway.predict.steps.calibration import Calibration, load_cost_file
-from headway.results.plots import seconds_text
-from headway.results.svg import INK, draw, line_style
 from headway.whole_file import write_whole
-
-# ---- the picture -------------------------------------------------------------------------------------
-
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
-
-SIZE_IN = (4.6, 4.4)
-HEADROOM = 1.5
-
-Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
-
-
-def fidelity_svg(cells: Cells, metrics: Sequence[str]) -> str:
-    """Every cell and metric as a point, real across and simulated up, on log axes; on the line both agree.
-
-    `cells` is {policy: {load: {"real": {metric: seconds}, "simulated": {...}}}}; a colour a metric.
-    """
-    points = {
-        metric: [
-            (cell["real"][metric], cell["simulated"][metric])
-            for row in cells.values()
-            for cell in row.values()
-        ]
-        for metric in metrics
-    }
-    values = [value for pairs in points.values() for pair in pairs for value in pair]
-    ends = (min(values) / HEADROOM, max(values) * HEADROOM)
-
-    def paint(axes: Axes) -> None:
-        axes.set_title("Simulated against real")
-        axes.plot(ends, ends, color=INK, linewidth=0.8)
-        for index, pairs in enumerate(points.values()):
-            axes.plot(*zip(*pairs, strict=True), **_style(index))
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.set_xlim(*ends)
-        axes.set_ylim(*ends)
-        _label(axes.xaxis)
-        _label(axes.yaxis)
-        axes.set_xlabel("real")
-        axes.set_ylabel("simulated")
-
-    return draw("Simulated against real", SIZE_IN, paint, _legend(metrics))
-
-
-def _label(axis: Axis) -> None:
-    """Ticks at 1, 2 and 5 of each decade, named as a reader would."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: seconds_text(value)))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _style(index: int) -> dict[str, Any]:
-    return {**line_style(index), "linestyle": "", "markersize": 5}
-
-
-def _legend(metrics: Sequence[str]) -> list[tuple[Any, str]]:
-    from matplotlib.lines import Line2D
-
-    return [(Line2D([], [], **_style(index)), metric) for index, metric in enumerate(metrics)]
-
 
 # ---- the bench ---------------------------------------------------------------------------------------
 
@@ -202,7 +133,6 @@ def main() -> None:
         say(f"fidelity: {error}")
         sys.exit(2)
     text = json.dumps(report)
-    write_whole(folder.path / "fidelity.svg", fidelity_svg(report["cells"], tuple(METRICS)).encode())
     write_whole(folder.path / "fidelity.json", f"{text}\n".encode())
     print(text)
     sys.exit(bool(missed(report["cells"])))

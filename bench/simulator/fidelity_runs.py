@@ -14,7 +14,6 @@ from typing import Any
 
 import msgspec
 from headway_reproduce.mid_model import ensure_mid_model
-from scipy.special import stdtrit
 
 from bench.command import pauses, say
 from bench.figures import means
@@ -39,7 +38,7 @@ from headway.results.records import write_records
 from headway.sim.lengths import LengthSource
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System
-from headway.statistics import mean, quantile
+from headway.statistics import mean, quantile, student_t
 from headway.traces import LogNormal, Poisson, TraceRequest, at_once, generate
 from headway.whole_file import write_whole
 
@@ -233,7 +232,7 @@ class FidelityCell:
         real = mean(value for _, value in pairs)
         ratio = mean(own for own, _ in pairs) / real
         variance = fsum((own - ratio * value) ** 2 for own, value in pairs) / (count - 1)
-        return float(stdtrit(count - 1, 0.975)) * sqrt(variance / count) / real
+        return student_t(count - 1) * sqrt(variance / count) / real
 
 
 def missed(cells: dict[str, dict[str, Any]]) -> list[str]:

@@ -16,16 +16,10 @@ from bench.gain.fastserve_real import (
     main,
     markdown,
     stream,
-    who_pays,
 )
 from bench.real_runs import STOCK, CapacityFacts, Run
 from bench.side_by_side import compared
 from headway.errors import ConfigError
-from headway.lab.real_engine import Served
-
-
-def served(number: int, output_tokens: int, jct_s: float) -> Served:
-    return Served(number, output_tokens, arrival_s=1.0, first_token_s=1.0, finished_s=1.0 + jct_s)
 
 
 @pytest.fixture
@@ -39,21 +33,12 @@ def measured(tmp_path: Path) -> Measured:
     return found
 
 
-def test_who_pays_is_by_quarter_of_the_answers_and_by_request() -> None:
-    # The shortest answer takes 1 s in place of 4, the longest 8 s in place of 4; given in another order.
-    stock = [served(0, 40, 4.0), served(1, 10, 4.0), served(2, 20, 4.0), served(3, 30, 4.0)]
-    own = [served(0, 40, 8.0), served(1, 10, 1.0), served(2, 20, 2.0), served(3, 30, 4.0)]
-    found = who_pays(stock, own)
-    assert found["mean_gain_by_quarter"] == pytest.approx([4.0, 2.0, 1.0, 0.5])
-    assert found["share_slower"] == pytest.approx(0.25)
-    assert found["worst_slowdown"] == pytest.approx(2.0)
-
-
 def test_gains_are_stock_over_own_in_the_mean_and_own_over_stock_in_the_tail() -> None:
     found = gains([4.0, 8.0], [1.0, 2.0])
     assert (found["mean_gain"], found["p99_ratio"]) == pytest.approx((4.0, 1.99 / 7.96), rel=1e-3)
     assert found[STOCK.name]["mean_jct_s"] == 6.0
     assert found[FASTSERVE.name]["mean_jct_s"] == 1.5
+    assert gains([4.0, 8.0, 2.0, 2.0], [1.0, 9.0, 2.0, 1.0])["share_slower"] == 0.25
 
 
 def test_a_stream_is_the_same_for_both_and_tells_nobody_the_lengths(measured: Measured) -> None:
@@ -105,13 +90,8 @@ def test_an_option_out_of_range_is_refused_before_anything_starts(
 
 
 def test_the_table_has_a_row_for_each_number_of_seats_and_load() -> None:
-    one = gains([4.0, 8.0], [1.0, 2.0])
-    pays = {"mean_gain_by_quarter": [4.0, 1.0], "share_slower": 0.25, "worst_slowdown": 2.0}
-    cell = {**one, "mean_gain_by_seed": [3.0, 5.0], "who_pays": pays}
-    cell["simulated"] = {**one, "oracle_mean_gain": 5.0}
+    cell = {**gains([4.0, 8.0], [1.0, 2.0]), "mean_gain_by_seed": [3.0, 5.0]}
     found = {"short": {"capacity_rps": 3.0, "cells": {16: {"0.5": cell, "1": cell}}}}
     rows = [line for line in markdown(found).splitlines() if line.startswith("| 16")]
-    assert rows[0] == (
-        "| 16 | 0.5 | 6.00 / 1.50 | 4.00 (3.00 to 5.00) | 0.25 | 4.00 1.00 | 25 % | 4.00, 0.25, 5.00 |"
-    )
+    assert rows[0] == "| 16 | 0.5 | 6.00 / 1.50 | 4.00 (3.00 to 5.00) | 0.25 | 0 % |"
     assert len(rows) == 2

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.simulator.fidelity import compare, fidelity_svg, options, setup_of
+from bench.simulator.fidelity import compare, options, setup_of
 from bench.simulator.fidelity_runs import (
     MAX_OUTPUT_TOKENS,
     METRICS,
@@ -289,13 +289,6 @@ def test_at_the_speed_of_a_run_its_steps_take_as_long_in_all() -> None:
     assert own.step is CALIBRATION.step
     assert own.residuals[2] / own.residuals[0] == pytest.approx(1.3 / 0.9)
     assert own.host_s / own.residuals[1] == pytest.approx(CALIBRATION.host_s)
-
-
-def test_the_picture_holds_every_metric() -> None:
-    cell = FidelityCell([run(1.0, 0.5, 4.0)], [run(1.1, 0.4, 4.4)], [run(1.1, 0.4, 4.4)]).to_dict()
-    svg = fidelity_svg({"vllm": {"0.5": cell}, "sjf": {"0.5": cell}}, tuple(METRICS))
-    assert svg.startswith("<svg")
-    assert all(metric in svg for metric in METRICS)
 
 
 def test_a_recipe_of_another_size_is_another_model(tmp_path: Path) -> None:
