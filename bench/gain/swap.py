@@ -14,8 +14,7 @@ others' turns, policies take turns in rounds, every second one backwards. `adapt
 over that of the twin with the lower median makespan: the median of the rounds' ratios, `spread` their least and
 largest; `adaptivellm_vs_better_at_one_speed` takes each run's steps at what a law fitted to the steps of all runs says
 of their shapes, and adds what they waited for copies, so that how busy the machine was does not count (nor what steps
-lose to copies beside them). `copy_bandwidth`: a copier's blocks both ways on an idle engine beside one memcpy of as
-many bytes, and what runs reached. `copy_time_hidden`: the share of copy time that no step waited for. With copies
+lose to copies beside them). `copy_time_hidden`: the share of copy time that no step waited for. With copies
 beside the steps that is: steps longer than others of their shape, and turns of the loop without work.
 
 Under 8 minutes on 2 cores. The exit status tells of errors only: on another machine times are other times.
@@ -23,10 +22,9 @@ Under 8 minutes on 2 cores. The exit status tells of errors only: on another mac
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -37,14 +35,12 @@ from headway.statistics import median
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
-from bench.command import say
+from bench.command import command_line, say
 from bench.gain.swap_runs import (
     DEVICE_BLOCKS,
     FAMILIES,
     LOADS,
     SERIAL,
-    CopySeconds,
-    Costs,
     Family,
     Load,
     StepSeconds,
@@ -54,13 +50,13 @@ from bench.gain.swap_runs import (
     Victim,
     WatchedEngine,
     at_one_speed_s,
-    costs_and_victims,
     hidden_share,
     law_of,
     lengthened,
     policy_row,
     run_once,
     versus,
+    victims_of,
 )
 from bench.side_by_side import Lane, measure_side_by_side
 from headway.engine.machine import machine_name, vllm_version
@@ -76,10 +72,10 @@ Runs = dict[str, dict[str, list[SwapRun]]]
 """By case, then by policy: one run a round."""
 
 
-def measured_costs(loads: Sequence[Load]) -> tuple[Costs, dict[str, Victim]]:
-    """Costs, and each load's mean victim, on an engine of their own."""
-    found: list[tuple[Costs, dict[str, Victim]]] = []
-    measure_side_by_side([[Lane(SwapEngine(), partial(costs_and_victims, loads=loads), found.append)]], say)
+def measured_victims(loads: Sequence[Load]) -> dict[str, Victim]:
+    """Each load's mean victim, on an engine of its own."""
+    found: list[dict[str, Victim]] = []
+    measure_side_by_side([[Lane(SwapEngine(), partial(victims_of, loads=loads), found.append)]], say)
     return found[0]
 
 
@@ -87,7 +83,6 @@ def measure(
     cases: Sequence[SwapCase],
     families: Sequence[Family],
     rounds: int,
-    learning_share: float,
     blocks: int = DEVICE_BLOCKS,
 ) -> Runs:
     """Every policy of every case once a round: those whose copies wait side by side, the others one by one."""
@@ -106,7 +101,7 @@ def measure(
             load=case.load,
             settings=family.served()[name],
             seed=number,
-            learning_share=learning_share,
+            learning_share=LEARNING_SHARE,
             bytes_per_s=case.bytes_per_s,
         )
         return Lane(SwapEngine(blocks), work, keep)
@@ -120,17 +115,13 @@ def measure(
     return runs
 
 
-def report(
-    cases: Sequence[SwapCase], families: Sequence[Family], runs: Runs, block_bytes: int
-) -> dict[str, Any]:
+def report(cases: Sequence[SwapCase], families: Sequence[Family], runs: Runs) -> dict[str, Any]:
     """`cells` and `copy_time_hidden`."""
     laws = {
         load.name: law_of([run for case in cases if case.load is load for run in _all(runs[case.name])])
         for load in {id(case.load): case.load for case in cases}.values()
     }
-    cells = {
-        case.name: _cell(case, families, runs[case.name], laws[case.load.name], block_bytes) for case in cases
-    }
+    cells = {case.name: _cell(case, families, runs[case.name], laws[case.load.name]) for case in cases}
     hidden = {case.name: _hidden(families, runs[case.name], laws[case.load.name]) for case in cases}
     return {"cells": cells, "copy_time_hidden": hidden}
 
@@ -144,12 +135,11 @@ def _cell(
     families: Sequence[Family],
     runs: Mapping[str, Sequence[SwapRun]],
     law: StepSeconds,
-    block_bytes: int,
 ) -> dict[str, Any]:
     cell: dict[str, Any] = {"bytes_per_s": case.bytes_per_s}
     for family in families:
         *twins, own = family.settings()
-        cell.update((name, policy_row(runs[name], law, block_bytes)) for name in family.served())
+        cell.update((name, policy_row(runs[name], law)) for name in family.served())
         times_s = {name: [run.makespan_s for run in runs[name]] for name in family.served()}
         for other in family.beside:
             cell[f"{own}_vs_{other}"] = versus(times_s[own], {other: times_s[other]})["ratio"]
@@ -191,68 +181,29 @@ def swap(
     bandwidths: Mapping[str, float],
     families: Sequence[Family],
     rounds: int,
-    learning_share: float,
     blocks: int = DEVICE_BLOCKS,
 ) -> dict[str, Any]:
     """The whole report."""
-    costs, victims = measured_costs(loads)
+    victims = measured_victims(loads)
     say(f"break-even: {victims}")
     cases = [
         SwapCase(load, name, factor * victims[load.name].break_even_bytes_per_s)
         for load, (name, factor) in product(loads, bandwidths.items())
     ]
-    runs = measure(cases, families, rounds, learning_share, blocks)
-    found = report(cases, families, runs, costs.block_bytes)
+    runs = measure(cases, families, rounds, blocks)
+    found = report(cases, families, runs)
     return {
         "machine": f"{machine_name()}, vLLM {vllm_version()}",
         "rounds": rounds,
         "device_blocks": blocks,
         **found,
-        "copy_bandwidth": costs.copy_bandwidth(),
-        "break_even": {
-            "victims": {name: asdict(each) for name, each in victims.items()},
-            "tokens": costs.to_dict(),
-        },
+        "break_even": {name: asdict(each) for name, each in victims.items()},
     }
 
 
-def table(families: Sequence[Family], found: Mapping[str, Any]) -> Iterator[str]:
-    """The report for people."""
-    for name, cell in found["cells"].items():
-        yield f"{name}: copies at {cell['bytes_per_s'] / 1e6:.0f} MB/s"
-        for family in families:
-            *_, own = family.settings()
-            for policy in family.served():
-                row = cell[policy]
-                yield (
-                    f"  {policy:17} {row['makespan_s']:6.2f} s ({row['makespan_at_one_speed_s']:.2f} at one speed)  "
-                    f"{row['output_tps']:5.0f} tokens/s  JCT {row['mean_jct_s']:.2f} s, p99 {row['p99_jct_s']:.2f} s  "
-                    f"preemptions {row['preemptions']:.0f}, swapped {row['swap_share'] or 0:.0%}"
-                )
-            low, high = cell[f"{own}_vs_better_spread"]
-            yield (
-                f"  {own} over {cell[f'{own}_better']}: {cell[f'{own}_vs_better']:.3f} ({low:.3f} to {high:.3f}), "
-                f"at one speed {cell[f'{own}_vs_better_at_one_speed']:.3f}"
-            )
-            for other in family.beside:
-                yield f"  {own} over {other}: {cell[f'{own}_vs_{other}']:.3f}"
-        for policy, hidden in found["copy_time_hidden"][name].items():
-            beside = "" if hidden["serial"] else f", steps {hidden['steps_longer_share']:+.1%} beside copies"
-            yield f"  {policy}: {hidden['hidden_share']:.0%} of copy time hidden{beside}"
-    for blocks, row in found["copy_bandwidth"].items():
-        ways = ", ".join(f"{way} {row[f'{way}_bytes_per_s'] / 1e9:.2f} GB/s" for way in CopySeconds._fields)
-        yield f"copies of {blocks} blocks ({row['bytes'] / 1e6:.2f} MB): {ways}"
-    for tokens, row in found["break_even"]["tokens"].items():
-        yield (
-            f"{tokens} tokens: prefill {row['prefill_s'] * 1e3:.1f} ms, "
-            f"break-even {row['break_even_bytes_per_s'] / 1e6:.0f} MB/s"
-        )
-
-
 def main() -> None:
-    """Print one JSON object, or a table; exit status 1 for an error."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout instead of a table")
+    """Print one JSON object; exit status 1 for an error."""
+    parser = command_line(__doc__)
     parser.add_argument(
         "--load", action="append", choices=[load.name for load in LOADS], help="only this one"
     )
@@ -267,9 +218,6 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=DEFAULT_ROUNDS, help=f"default {DEFAULT_ROUNDS}")
     parser.add_argument(
-        "--learning", type=float, default=LEARNING_SHARE, metavar="SHARE", help=f"default {LEARNING_SHARE}"
-    )
-    parser.add_argument(
         "--blocks", type=int, default=DEVICE_BLOCKS, help=f"KV blocks of the device (default {DEVICE_BLOCKS})"
     )
     arguments = parser.parse_args()
@@ -277,8 +225,7 @@ def main() -> None:
     chosen = arguments.bandwidth or DEFAULT_BANDWIDTHS
     bandwidths = {name: BANDWIDTHS[name] for name in chosen}
     families = [family for family in FAMILIES if family.preset in (arguments.policy or [family.preset])]
-    found = swap(loads, bandwidths, families, arguments.rounds, arguments.learning, arguments.blocks)
-    print(json.dumps(found) if arguments.json else "\n".join(table(families, found)))
+    print(json.dumps(swap(loads, bandwidths, families, arguments.rounds, arguments.blocks)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import fsum
-from typing import Any, NamedTuple
+from typing import Any
 
 from bench.real_runs import kept_apart
 from headway.core.batch_shape import BatchShape
@@ -18,7 +18,6 @@ from headway.core.plan import Fate, StepOutcome
 from headway.core.record import Record
 from headway.engine.demo_model import DemoRecipe, ensure_model
 from headway.engine.host_kv import HostKv
-from headway.engine.kv.copies import CopyOrder
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import SteppedEngine, SteppedStep
 from headway.lab.real_engine import EngineClock, made_requests, turns
@@ -29,12 +28,8 @@ from headway.traces import AllAtOnce, LogNormal, TraceRequest, Workload
 
 # ---- the engine: every step noted, copies held to a bandwidth ----------------------------------------
 
-COPIES_TIMED = 7
-"""Of each size; their median counts."""
 PREFILLS_TIMED = 5
 """Of each length; their median counts."""
-CACHES_BYTES = 2**27
-"""More than a processor's caches hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,54 +114,11 @@ def _blocks_copied(counters: Any) -> int:
     return copied
 
 
-# ---- run on the worker ---------------------------------------------------------------------------------
-
-
-def _copier() -> Any:
-    from vllm.distributed.kv_transfer import get_kv_transfer_group
-
-    return get_kv_transfer_group().worker.copier
-
-
 def limit_on_worker(worker: Any, bytes_per_s: float | None) -> None:
     """Set the bandwidth of this worker's copies."""
-    _copier().bytes_per_s = bytes_per_s
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-
-class CopySeconds(NamedTuple):
-    """Medians of one size of copy, on an idle engine, without a limit, none of it in the caches before."""
-
-    plain: float
-    """One `memcpy` of as many bytes."""
-    to_host: float
-    to_device: float
-
-
-def copies_on_worker(worker: Any, sizes_blocks: Sequence[int], block_bytes: int) -> list[CopySeconds]:
-    """Seconds of copies of so many blocks, the largest of them spread over half of the pool."""
-    import torch
-
-    copier = _copier()
-    assert copier.bytes_per_s is None
-    elsewhere = torch.zeros(CACHES_BYTES, dtype=torch.uint8)
-    found = []
-    for blocks in sizes_blocks:
-        source, target = (torch.zeros(blocks * block_bytes, dtype=torch.uint8) for _ in range(2))
-        # Block 0 is vLLM's null block. What is copied out is copied back, so that blocks keep what they hold.
-        device_blocks = tuple(range(1, 2 * blocks, 2))
-        order = CopyOrder(0, device_blocks, tuple(range(blocks)))
-        times: tuple[list[float], list[float], list[float]] = ([], [], [])
-        for _ in range(COPIES_TIMED):
-            elsewhere.add_(1)
-            started = time.perf_counter()
-            target.copy_(source)
-            times[0].append(time.perf_counter() - started)
-            elsewhere.add_(1)
-            times[1].append(copier.save(order).wait())
-            elsewhere.add_(1)
-            times[2].append(copier.restore(order).wait())
-        found.append(CopySeconds(*map(median, times)))
-    return found
+    get_kv_transfer_group().worker.copier.bytes_per_s = bytes_per_s
 
 
 # ---- loads, and policies that differ in the eviction alone -------------------------------------------
@@ -301,13 +253,10 @@ class SwapRun:
     swaps: int
     recomputes: int
     recomputed_tokens: int
-    swapped_out_blocks: int
-    swapped_in_blocks: int
     swap_out_s: float
     swap_in_s: float
     copy_wait_s: float
     idle_s: float
-    scheduler_s: float
     steps: Sequence[WatchedStep] = field(repr=False)
 
     @property
@@ -316,7 +265,7 @@ class SwapRun:
         return self.swap_out_s + self.swap_in_s
 
 
-COUNTED = ("swapped_out_blocks", "swapped_in_blocks", "swap_out_s", "swap_in_s", "copy_wait_s", "scheduler_s")
+COUNTED = ("swap_out_s", "swap_in_s", "copy_wait_s")
 """What a run takes from the engine's counters."""
 
 
@@ -380,7 +329,7 @@ def versus(own: Sequence[float], twins: Mapping[str, Sequence[float]]) -> dict[s
     return {"better": better, "ratio": median(ratios), "spread": [min(ratios), max(ratios)]}
 
 
-def policy_row(runs: Sequence[SwapRun], law: StepSeconds, block_bytes: int) -> dict[str, Any]:
+def policy_row(runs: Sequence[SwapRun], law: StepSeconds) -> dict[str, Any]:
     """Means over the rounds of what one policy did; its makespan is the median."""
 
     def usual(value: Callable[[SwapRun], float]) -> float:
@@ -396,14 +345,8 @@ def policy_row(runs: Sequence[SwapRun], law: StepSeconds, block_bytes: int) -> d
         "preemptions": usual(lambda run: run.swaps + run.recomputes),
         "swap_share": share(sum(run.swaps for run in runs), sum(run.recomputes for run in runs)),
         "recomputed_tokens": usual(lambda run: run.recomputed_tokens),
-        "swapped_out_blocks": usual(lambda run: run.swapped_out_blocks),
-        "swapped_in_blocks": usual(lambda run: run.swapped_in_blocks),
         "copy_s": usual(lambda run: run.copy_s),
         "copy_wait_s": usual(lambda run: run.copy_wait_s),
-        "idle_for_copies_s": usual(lambda run: run.idle_s),
-        "scheduler_us_per_step": 1e6 * usual(lambda run: run.scheduler_s / len(run.steps)),
-        "to_host_bytes_per_s": rate(runs, "swapped_out_blocks", "swap_out_s", block_bytes),
-        "to_device_bytes_per_s": rate(runs, "swapped_in_blocks", "swap_in_s", block_bytes),
     }
 
 
@@ -412,18 +355,8 @@ def share(part: int, rest: int) -> float | None:
     return part / (part + rest) if part + rest else None
 
 
-def rate(runs: Sequence[SwapRun], blocks: str, seconds: str, block_bytes: int) -> float | None:
-    """Bytes a second of all copies one way; None without any."""
-    seconds_in_all = sum(getattr(run, seconds) for run in runs)
-    copied = sum(getattr(run, blocks) for run in runs) * block_bytes
-    return copied / seconds_in_all if seconds_in_all else None
-
-
 OTHER_SEED = 10**6
 """What requests that do not count are drawn with, on top of the run's own seed."""
-SIZES_BLOCKS = (1, 2, 4, 8, 16)
-"""Of the copies on an idle engine."""
-PROBED_TOKENS = (32, 64, 128, 256, 384, 512)
 
 
 def run_once(
@@ -461,67 +394,21 @@ class Victim:
     break_even_bytes_per_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class Costs:
-    """What this machine takes to prefill so many tokens, and to copy so many blocks."""
-
-    prefill_s: Mapping[int, float]
-    copies: Mapping[int, CopySeconds]
-    block_bytes: int
-
-    def break_even_bytes_per_s(self, num_tokens: int, prefill_s: float) -> float:
-        """The bandwidth at which so many tokens' KV takes as long out and back as to be computed again."""
-        return 2 * -(-num_tokens // BLOCK_TOKENS) * self.block_bytes / prefill_s
-
-    def to_dict(self) -> dict[str, Any]:
-        """By number of tokens."""
-        return {
-            str(tokens): {
-                "prefill_s": seconds,
-                "kv_bytes": -(-tokens // BLOCK_TOKENS) * self.block_bytes,
-                "break_even_bytes_per_s": self.break_even_bytes_per_s(tokens, seconds),
-            }
-            for tokens, seconds in self.prefill_s.items()
-        }
-
-    def copy_bandwidth(self) -> dict[str, Any]:
-        """By number of blocks, in bytes a second."""
-        return {
-            str(blocks): {
-                "bytes": blocks * self.block_bytes,
-                **{
-                    f"{way}_bytes_per_s": blocks * self.block_bytes / getattr(seconds, way)
-                    for way in CopySeconds._fields
-                },
-            }
-            for blocks, seconds in self.copies.items()
-        }
+def victims_of(engine: WatchedEngine, clock: EngineClock, *, loads: Sequence[Load]) -> dict[str, Victim]:
+    """Each load's mean victim, by the load's name: what comes before all runs."""
+    engine.prefill_s(LONGEST_TOKENS // 2)  # the first pays for allocations
+    return {load.name: _victim(engine, clock, load) for load in loads}
 
 
-def costs_and_victims(
-    engine: WatchedEngine, clock: EngineClock, *, loads: Sequence[Load]
-) -> tuple[Costs, dict[str, Victim]]:
-    """What comes before all runs: prefills and copies alone, then each load's mean victim, by the load's name."""
-    costs = _costs(engine)
-    return costs, {load.name: _victim(engine, clock, load, costs) for load in loads}
-
-
-def _costs(engine: WatchedEngine) -> Costs:
-    """Prefills alone, and copies on an idle engine without a limit."""
-    engine.limit_copies(None)
-    block_bytes = engine.sizes.kv_bytes_per_token * BLOCK_TOKENS
-    engine.prefill_s(PROBED_TOKENS[-1])  # the first pays for allocations
-    found = engine.on_workers(copies_on_worker, SIZES_BLOCKS, block_bytes)[0]
-    return Costs(
-        {tokens: engine.prefill_s(tokens) for tokens in PROBED_TOKENS},
-        dict(zip(SIZES_BLOCKS, found, strict=True)),
-        block_bytes,
-    )
-
-
-def _victim(engine: WatchedEngine, clock: EngineClock, load: Load, costs: Costs) -> Victim:
+def _victim(engine: WatchedEngine, clock: EngineClock, load: Load) -> Victim:
     settings = SERIAL.settings()["recompute"]
     run = run_once(engine, clock, load=load, settings=settings, seed=0, learning_share=0.0, bytes_per_s=None)
     tokens = round(run.recomputed_tokens / run.recomputes)
     prefill_s = engine.prefill_s(tokens)
-    return Victim(tokens, prefill_s, costs.break_even_bytes_per_s(tokens, prefill_s))
+    block_bytes = engine.sizes.kv_bytes_per_token * BLOCK_TOKENS
+    return Victim(tokens, prefill_s, break_even_bytes_per_s(tokens, block_bytes, prefill_s))
+
+
+def break_even_bytes_per_s(num_tokens: int, block_bytes: int, prefill_s: float) -> float:
+    """The bandwidth at which so many tokens' KV takes as long out and back as to be computed again."""
+    return 2 * -(-num_tokens // BLOCK_TOKENS) * block_bytes / prefill_s
