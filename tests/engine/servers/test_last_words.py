@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -32,7 +33,7 @@ def ended(error: str, tmp_path: Path) -> list[str]:
     """What a parent says at its end when a child of its raises this; no file of theirs is left."""
     done = subprocess.run(
         [sys.executable, "-c", PARENT, CHILD.format(error=error)],
-        env={"TMPDIR": str(tmp_path)},
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
         capture_output=True,
         text=True,
         check=False,
@@ -62,7 +63,7 @@ os.unlink(os.environ[REASON_FILE])
 def test_a_file_that_was_tidied_away_is_no_matter(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TIDIED],
-        env={"TMPDIR": str(tmp_path)},
+        env={"TMPDIR": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
         capture_output=True,
         text=True,
         check=False,
