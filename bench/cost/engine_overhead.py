@@ -27,8 +27,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headway.statistics import mean, median, quantile
-
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -39,6 +37,7 @@ from headway.core.slo import Slo
 from headway.engine.machine import machine_name, vllm_version
 from headway.engine.stepped_engine import Hints, SteppedEngine
 from headway.errors import ConfigError
+from headway.statistics import mean, median, quantile
 
 POLICIES = ("vllm", "headway")
 KV_BLOCKS = 96

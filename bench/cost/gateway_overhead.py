@@ -33,8 +33,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headway.statistics import median, quantile
-
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 import uvloop
@@ -55,6 +53,7 @@ from bench.cost.gateway_proxies import (
 )
 from headway.errors import ConfigError, UpstreamError
 from headway.lab.server import RunningServer
+from headway.statistics import median, quantile
 
 # ---- figures -----------------------------------------------------------------------------------------
 

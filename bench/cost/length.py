@@ -28,8 +28,6 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
-from headway.statistics import mean, median
-
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 import numpy as np
@@ -41,6 +39,7 @@ from headway.core.prediction_quality import kendall_tau
 from headway.predict.lengths.facts import LengthPredictor, RequestFacts, SharedPrefix, num_pieces
 from headway.predict.lengths.predictor import LengthLearner
 from headway.predict.lengths.ridge import OnlineRidge
+from headway.statistics import mean, median
 from headway.traces.demo_tasks import demo_rows, prompt_text
 
 # ---- streams of answers ------------------------------------------------------------------------------

@@ -32,8 +32,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from headway.statistics import quantile
-
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -55,6 +53,7 @@ from headway.engine.model_free import (
 from headway.engine.step.guard import GuardedPolicy
 from headway.policies.order import ORDERS
 from headway.policies.presets import build_policy, find_preset
+from headway.statistics import quantile
 
 RUNNING = 256
 WAITING = (1_000, 10_000)

@@ -23,8 +23,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from headway.statistics import mean_of_known
-
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import all_done, command_line, jobs_option, markdown_option, stream_options
@@ -53,6 +51,7 @@ from headway.policies.protocols import Predicting
 from headway.predict.lengths.choice import NONE as NOBODY
 from headway.results import summarize
 from headway.sim.simulation import PolicyFactory
+from headway.statistics import mean_of_known
 from headway.traces import TraceRequest
 
 # ---- a cost model that is wrong about steps ----------------------------------------------------------

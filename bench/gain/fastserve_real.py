@@ -31,8 +31,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from headway.statistics import mean, quantile
-
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -55,6 +53,7 @@ from headway.errors import HeadwayError
 from headway.json_file import made_once
 from headway.lab.kept_runs import open_folder
 from headway.lab.real_engine import Served, WallTime
+from headway.statistics import mean, quantile
 from headway.traces import Gamma, TraceRequest, Zipf, at_once, generate
 from headway.whole_file import write_whole
 

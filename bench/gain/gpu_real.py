@@ -30,8 +30,6 @@ from pathlib import Path
 from shlex import split
 from typing import Any
 
-from headway.statistics import mean_of_all, quantile
-
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # vLLM logs to stdout, which is for data here
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -63,6 +61,7 @@ from headway.lab.kept_runs import open_folder
 from headway.lab.real_engine import served_rps
 from headway.lab.simulation import simulate_policy
 from headway.policies.presets import find_preset
+from headway.statistics import mean_of_all, quantile
 from headway.traces import TraceRequest
 from headway.whole_file import write_whole
 

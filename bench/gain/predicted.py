@@ -29,8 +29,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 
-from headway.statistics import mean
-
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import all_done
@@ -40,6 +38,7 @@ from headway.lab.simulation import simulate_policy
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
 from headway.sim.simulation import System
+from headway.statistics import mean
 from headway.traces import Constant, Poisson, TraceRequest, Zipf, at_once, generate
 
 REQUESTS = 600

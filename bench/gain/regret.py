@@ -32,8 +32,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from headway.statistics import mean_of_known
-
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.gain.regret_runs import (
@@ -64,6 +62,7 @@ from bench.gain.regret_tables import TAILS, VALUES, CellFindings, summary, table
 from bench.gain.regret_workloads import DATA, MACHINES, NONE, SEEDS, ServedWorkload, known_workloads
 from headway.errors import ConfigError, HeadwayError
 from headway.lab.kept_runs import Kept, run_kept
+from headway.statistics import mean_of_known
 from headway.whole_file import write_whole
 
 # ---- the race: contenders that are run with further seeds --------------------------------------------

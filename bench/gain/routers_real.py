@@ -22,8 +22,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from headway.statistics import mean
-
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from headway_reproduce.ascendra.real_servers import gateway, start_instances
@@ -38,6 +36,7 @@ from headway.lab.server import START_TIMEOUT_S, RunningServer
 from headway.loadgen import ReplayOptions, replay
 from headway.loadgen.queries import scrape
 from headway.results.metrics import ttft_s
+from headway.statistics import mean
 from headway.traces import TraceRequest, at_once
 
 ROUTERS = ("round-robin", "least-work", "cache-aware")

@@ -31,8 +31,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from headway.statistics import median
-
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import command_line, say
@@ -60,6 +58,7 @@ from bench.gain.swap_runs import (
 )
 from bench.side_by_side import Lane, measure_side_by_side
 from headway.engine.machine import machine_name, vllm_version
+from headway.statistics import median
 
 BANDWIDTHS = {"slow": 0.25, "even": 1.0, "fast": 8.0}
 """Multiples of a workload's break-even."""

@@ -18,8 +18,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from headway.statistics import mean_of_known
-
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import all_done, command_line, jobs_option, markdown_option
@@ -28,6 +26,7 @@ from bench.gain.predicted import HARDWARE, MODEL, capacity, requests
 from bench.streams import KINDS, NONE, TWO, Targets, asked_by
 from headway.core.record import Record
 from headway.results import summarize
+from headway.statistics import mean_of_known
 from headway.traces import TraceRequest
 
 SYSTEM = "wide"

@@ -34,8 +34,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headway.statistics import mean, median, quantile
-
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 import msgspec
@@ -51,6 +49,7 @@ from headway.predict.steps.hardware import catalogue, hardware
 from headway.sim.engine import EngineTotals
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import System
+from headway.statistics import mean, median, quantile
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 RUNS, REQUESTS = "vllm_e2e_runs.csv", "vllm_e2e_requests.csv.gz"

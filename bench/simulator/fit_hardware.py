@@ -21,8 +21,6 @@ from dataclasses import dataclass
 from math import log2
 from pathlib import Path
 
-from headway.statistics import median
-
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 import msgspec
@@ -42,6 +40,7 @@ from bench.simulator.kernel_fits import (
 from headway.predict.steps.fitting import Errors, errors_of
 from headway.predict.steps.hardware import HOST_COPY_SHARE, Catalogue, Hardware, nearest
 from headway.predict.steps.kernels import AllReduce, Kernels, Peaks
+from headway.statistics import median
 
 # ---- data sheets, and numbers taken rather than fitted, each with its source -------------------------
 
