@@ -82,5 +82,5 @@ golden: setup ## rewrite the stored results; review the diff
 
 lock: ## for maintainers: resolve requirements/cpu.lock anew (needs uv)
 	UV_FIND_LINKS="$$($(PYTHON) -m pip config get global.find-links)" uv pip compile pyproject.toml \
-		--extra cpu --extra http --extra fit --extra dev \
+		--extra cpu --extra serve --extra fit --extra dev \
 		--python-version 3.11 --no-header --no-annotate --no-emit-find-links --no-emit-index-url -o requirements/cpu.lock

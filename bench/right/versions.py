@@ -12,7 +12,8 @@ For each version:
 - `parity` and `conformance`: these benches, with fewer requests;
 - `tests`: the model-free tests of the scheduler.
 
-Versions run side by side. Exit status 1 if anything of that is wrong. `--readme` writes the table of README.md.
+Versions run side by side. Exit status 1 if anything of that is wrong. `--readme` writes the table, for
+README.md and `headway doctor`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+PACKAGED = ROOT / "src/headway/engine/vllm/compatibility.json"
 COMMAND = "python bench/right/versions.py --readme"
 BEGIN, END = "<!-- versions.py --readme -->", "<!-- end -->"
 PRESETS = "vllm,vllm-v0,fastserve,headway"
@@ -207,22 +209,26 @@ def table(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def readme_table(results: list[dict[str, Any]]) -> str:
+def served(results: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
+    """Version -> feature or option -> how it is served: what `headway doctor` says and README.md shows."""
+    return {
+        found["version"]: {name: row["served"] for name, row in found["features"].items()} | found["options"]
+        for found in results
+    }
+
+
+def readme_table(table: dict[str, dict[str, str]]) -> str:
     """What README.md shows: versions across, and a row for all features that come to the same in each version."""
     alike: dict[tuple[str, ...], list[str]] = {}
-    for name in [*results[0]["features"], *results[0]["options"]]:
-        cells = tuple(
-            found["options"][name] if name in found["options"] else found["features"][name]["served"]
-            for found in results
-        )
-        alike.setdefault(cells, []).append(name)
-    rows = [["vLLM", *(found["version"] for found in results)], ["---"] * (len(results) + 1)]
+    for name in next(iter(table.values())):
+        alike.setdefault(tuple(features[name] for features in table.values()), []).append(name)
+    rows = [["vLLM", *table], ["---"] * (len(table) + 1)]
     rows += [["; ".join(names), *cells] for cells, names in alike.items()]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def write_readme(results: list[dict[str, Any]]) -> None:
-    """Put the table between its markers."""
+    """Put the table between its markers, and where an installed Headway finds it."""
     text = README.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -230,7 +236,9 @@ def write_readme(results: list[dict[str, Any]]) -> None:
         raise SystemExit(f"README.md has no table between {BEGIN} and {END}")
     steps = sum(row["steps"] for found in results for row in found["features"].values())
     caption = f"Made by `{COMMAND}`, {steps:,} steps of all presets."
-    README.write_text(f"{before}{BEGIN}\n{readme_table(results)}\n\n{caption}\n{END}{after}")
+    table = served(results)
+    README.write_text(f"{before}{BEGIN}\n{readme_table(table)}\n\n{caption}\n{END}{after}")
+    PACKAGED.write_text(json.dumps(table, indent=2) + "\n")
 
 
 def say(line: str) -> None:

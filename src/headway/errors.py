@@ -15,7 +15,7 @@ A message says what was wrong, the value found, and what is accepted.
 
 from typing import Self
 
-VLLM_COMES_BY = "pip install 'headway[cuda]', or on a CPU `make setup` in a checkout"
+VLLM_COMES_BY = "pip install vllm==0.33.0 for CUDA, or for a CPU `make setup` in a checkout"
 """What brings vLLM, for messages: the packages of its CPU build break each other (adr/0002)."""
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli import COMMANDS, _load, missing
+from headway.engine.machine import vllm_version
 from tests.cli.conftest import Refused
 
 HEAVY = (
@@ -90,7 +91,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_version_is_the_packages() -> None:
-    assert run("--version").stdout.strip() == f"headway {version('headway')}"
+    assert run("--version").stdout.strip() == f"headway {version('headway')}, vLLM {vllm_version()}"
 
 
 def test_an_unknown_command_is_a_usage_error() -> None:
@@ -138,8 +139,10 @@ def test_a_module_that_is_missing_is_named_with_what_brings_it() -> None:
         [sys.executable, "-c", program, *words], capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (2, f"error: {missing('aiohttp')}\n")
-    assert missing("aiohttp") == "aiohttp is not installed; accepted: pip install 'headway[http]'"
-    assert missing("vllm").endswith("pip install 'headway[cuda]', or on a CPU `make setup` in a checkout")
+    assert (
+        missing("aiohttp") == "aiohttp is not installed; accepted: the packages that `headway doctor` names"
+    )
+    assert missing("vllm").endswith("for CUDA, or for a CPU `make setup` in a checkout")
 
 
 def test_commands_are_named_as_their_modules() -> None:

@@ -12,7 +12,7 @@ from headway.cli.options import host_memory
 from headway.cli.serve import check_address, introduction
 from headway.engine.demo_model import resolve_model
 from headway.engine.host_kv import HostKv
-from headway.engine.machine import fastest_dtype, host_memory_bytes, is_cpu_build
+from headway.engine.machine import fastest_dtype, host_memory_bytes, is_cpu_build, vllm_version
 from headway.engine.servers.server_command import CPU_KV_CACHE_BYTES, ServerCommand, server_command
 from headway.engine.servers.vllm_flags import parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
@@ -304,10 +304,14 @@ def test_flags_of_host_memory(gib: float | None, bytes_per_s: float | None, memo
 
 def test_the_introduction_says_what_memory_is_taken(model: str) -> None:
     made = command(model, host_kv=HostKv(gib=0.5, bytes_per_s=12e9))
-    line = "KV of requests that are swapped out: 0.5 GiB of host memory, at 1.2e+10 bytes/s at most each way."
-    assert line in introduction("m", "u", made).splitlines()
-    assert "40 KV blocks of host memory." in introduction("m", "u", command(model, host_kv=HostKv(blocks=40)))
-    assert "host memory" not in introduction("m", "u", command(model)).splitlines()[1]
+    says = (
+        "; KV of requests that are swapped out: 0.5 GiB of host memory, at 1.2e+10 bytes/s at most each way\n"
+    )
+    assert says in introduction("m", "u", made)
+    assert "40 KV blocks of host memory\n" in introduction(
+        "m", "u", command(model, host_kv=HostKv(blocks=40))
+    )
+    assert "host memory" not in introduction("m", "u", command(model))
 
 
 def test_a_length_predictor_is_passed_on_and_introduced(model: str, tmp_path: Path) -> None:
@@ -318,17 +322,17 @@ def test_a_length_predictor_is_passed_on_and_introduced(model: str, tmp_path: Pa
         "predictor": "learned",
         "length_model": str(file),
     }
-    lines = introduction("m", "u", made).splitlines()
-    assert f"Lengths of answers are predicted with learned; what is learned is kept in {file}." in lines
+    says = introduction("m", "u", made)
+    assert f"; lengths of answers are predicted with learned; what is learned is kept in {file}\n" in says
     forgetful = introduction("m", "u", command(model, predictor="learned"))
-    assert "predicted with learned; what is learned is forgotten at the end." in forgetful
+    assert "predicted with learned; what is learned is forgotten at the end" in forgetful
     unasked = command(model, policy="headway")
     assert headway_config(unasked) == {"policy": "headway"}
-    assert "predicted with learned; what is learned is forgotten at the end." in introduction(
+    assert "predicted with learned; what is learned is forgotten at the end" in introduction(
         "m", "u", unasked
     )
     for without in (command(model), command(model, policy="headway", predictor="none")):
-        assert "Lengths of answers" not in introduction("m", "u", without)
+        assert "lengths of answers" not in introduction("m", "u", without)
 
 
 def test_a_length_model_that_cannot_be_read_is_refused_before_anything_starts(
@@ -346,16 +350,18 @@ def test_the_time_to_drain_is_the_users(model: str) -> None:
     assert command(model, "--shutdown_timeout=0").drain_s == 0
 
 
-def test_the_introduction_states_policy_targets_choices_and_the_others(model: str) -> None:
+def test_the_introduction_is_three_lines(model: str) -> None:
     made = command(model, policy="sarathi", slo_tbt_s=0.05, order="edf")
-    lines = introduction("m", "http://127.0.0.1:8000", made).splitlines()
-    assert lines[0] == (
-        "headway: serving m at http://127.0.0.1:8000 under policy 'sarathi' "
-        f"({PRESETS['sarathi'].summary}) with order edf; targets: time between tokens 0.05 s."
+    first, second, third = introduction("m", "http://127.0.0.1:8000", made).splitlines()
+    assert first.startswith(f"headway: model  m at http://127.0.0.1:8000, vLLM {vllm_version()} on ")
+    assert second == (
+        f"headway: policy sarathi ({PRESETS['sarathi'].summary}) with order edf; "
+        "targets: time between tokens 0.05 s"
     )
-    named = {line.split()[0] for line in lines if line.startswith("  ")}
-    assert named == set(PRESETS) - {"sarathi"}
-    assert "no latency targets." in introduction("m", "u", command(model)).splitlines()[0]
+    assert third.startswith(
+        "headway: look   http://127.0.0.1:8000/metrics (Prometheus), headway explain --url "
+    )
+    assert "; no latency targets" in introduction("m", "u", command(model)).splitlines()[1]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from headway.cli.batch_flags import BatchFlags
 from headway.cli.serve_layout import GatewayFlags
 from headway.cli.serve_site import ServeRequest, Site, build_site, introduction
 from headway.core.slo import Slo
-from headway.engine.machine import fastest_dtype, is_cpu_build
+from headway.engine.machine import fastest_dtype, is_cpu_build, vllm_version
 from headway.engine.servers.instances_command import CORES_VARIABLE
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
@@ -47,15 +47,17 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_introduction_says_what_runs_where(model: str) -> None:
     text = introduction(site(model, pools="lp=1,hp=1", join=("hp=http://10.0.0.3:8000",)), "demo")
     lines = text.splitlines()
-    assert lines[0] == (
-        "headway: serving demo from 3 instances at http://127.0.0.1:8000 under policy 'ascendra', router 'ascendra'; "
-        "targets: first token within 1 s, time between tokens 0.15 s."
+    assert lines[0].startswith(
+        f"headway: model  demo from 3 instances at http://127.0.0.1:8000, vLLM {vllm_version()} on "
     )
-    assert lines[1].startswith(f"  lp-0  ascendra-lp ({PRESETS['ascendra-lp'].summary}), core")
-    assert lines[2].startswith(f"  hp-0  ascendra-hp ({PRESETS['ascendra-hp'].summary}), core")
-    assert lines[3] == "  hp-1  joined at http://10.0.0.3:8000"
-    assert lines[4].startswith(f"Chosen here, as nothing was given: --dtype {fastest_dtype()}")
-    assert lines[-1].startswith("What is going on: http://127.0.0.1:8000/dashboard")
+    assert f"; chosen here: --dtype {fastest_dtype()}, " in lines[0]
+    assert lines[1] == (
+        "headway: policy ascendra, router ascendra; targets: first token within 1 s, time between tokens 0.15 s"
+    )
+    assert lines[2].startswith("headway: look   http://127.0.0.1:8000/dashboard (page), /metrics")
+    assert lines[3].startswith(f"  lp-0  ascendra-lp ({PRESETS['ascendra-lp'].summary}), core")
+    assert lines[4].startswith(f"  hp-0  ascendra-hp ({PRESETS['ascendra-hp'].summary}), core")
+    assert lines[5:] == ["  hp-1  joined at http://10.0.0.3:8000"]
 
 
 def test_instances_of_pools_are_launched_with_the_budgets_that_follow_from_targets(model: str) -> None:
@@ -80,7 +82,9 @@ def test_instances_keep_what_they_learn_of_lengths_each_in_its_own_file(model: s
 
     made = build_site(ServeRequest(model, "headway", settings, ()), GatewayFlags(instances=2), ADDRESS)
     assert (
-        "Each predicts lengths of answers for itself, with learned." in introduction(made, "m").splitlines()
+        introduction(made, "m")
+        .splitlines()[1]
+        .endswith("; each instance predicts lengths of answers, with learned")
     )
     assert made.local is not None
     kept = [made.local.prepare(place.name, place.pool).settings.length_model for place in made.layout.places]
@@ -91,10 +95,9 @@ def test_joined_servers_need_no_model() -> None:
     made = site(None, join=("http://10.0.0.3:8000",))
     assert made.local is None
     lines = introduction(made, None).splitlines()
-    assert lines[0].startswith(
-        "headway: serving 1 instance at http://127.0.0.1:8000, router 'cache-aware'; targets"
-    )
-    assert lines[1] == "  0  joined at http://10.0.0.3:8000"
+    assert lines[0] == "headway: model  1 instance at http://127.0.0.1:8000"
+    assert lines[1].startswith("headway: policy router cache-aware; targets")
+    assert lines[3] == "  0  joined at http://10.0.0.3:8000"
 
 
 def test_limits_reach_the_gateway(model: str, tmp_path: Path) -> None:
@@ -320,8 +323,9 @@ def test_a_central_queue_predicts_itself_and_its_instances_hand_back(model: str,
     assert made.local is not None
     settings = made.local.prepare("0", "").settings
     assert (settings.preset().leaving, settings.length_predictor()) == (("out-of-memory",), None)
-    assert "One queue of batches, 'magnus'; lengths of answers are predicted with learned." in introduction(
-        made, model
+    assert (
+        "; one queue of batches, 'magnus'; lengths of answers are predicted with learned\n"
+        in introduction(made, model)
     )
 
 

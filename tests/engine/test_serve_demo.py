@@ -122,7 +122,9 @@ MESSAGES: Any = [
 
 
 def test_it_introduces_itself_and_serves_under_its_name(serving: Serving, client: Any) -> None:
-    assert serving.log.read_text().startswith(f"headway: serving demo at {serving.url} under policy 'vllm'")
+    first, second, *_ = serving.log.read_text().splitlines()
+    assert first.startswith(f"headway: model  demo at {serving.url}, vLLM ")
+    assert second.startswith("headway: policy vllm (")
     assert [model.id for model in client.models.list()] == ["demo"]
 
 

