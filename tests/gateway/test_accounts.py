@@ -18,6 +18,7 @@ from headway.gateway.book.accounts import (
     Entry,
     Refusal,
     RequestCounts,
+    quantile,
     slo_label,
 )
 from headway.results import met_targets
@@ -238,14 +239,14 @@ def test_the_last_refusals_are_kept_and_all_are_counted() -> None:
 
 def test_recent_first_token_times_of_an_instance() -> None:
     accounts = Accounts()
-    assert accounts.at("a").ttft_s(0.5) is None
+    assert quantile(accounts.at("a").recent_ttfts_s, 0.5) is None
     for number in range(1, 101):
         entry = accounts.offer("r", NO_TARGETS, "", 0.0)
         accounts.place(entry, "a")
         accounts.first_token(entry, number / 100)
-    assert accounts.at("a").ttft_s(0.5) == 0.5
-    assert accounts.at("a").ttft_s(0.99) == 0.99
-    assert accounts.at("a").ttft_s(1.0) == 1.0
+    assert quantile(accounts.at("a").recent_ttfts_s, 0.5) == 0.5
+    assert quantile(accounts.at("a").recent_ttfts_s, 0.99) == 0.99
+    assert quantile(accounts.at("a").recent_ttfts_s, 1.0) == 1.0
     assert accounts.at("a").waiting == 0
 
 

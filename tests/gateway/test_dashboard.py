@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
 from importlib import resources
@@ -14,6 +15,7 @@ from headway.core.slo import Slo
 from headway.gateway.book.accounts import MAX_CLASSES, OTHER, Refusal
 from headway.gateway.book.dashboard import MOST_CLASSES, dashboard_routes, slack_bands
 from headway.gateway.book.dashboard_state import SLACK_BANDS, DashboardState
+from headway.gateway.fleet import kv_figures
 from headway.gateway.fleet.member import Condition
 from tests.gateway.dashboard_scene import WALL_S, Scene
 from tests.gateway.loopback import serving
@@ -111,7 +113,63 @@ async def test_instances_show_what_they_have_and_how_fast_they_are(scene: Scene)
     low, high = scene.state.instances
     assert (low.in_flight, low.waiting, low.for_s) == (1, 1, 4.0)
     assert [low.ttft_p50_s, low.ttft_p99_s] == pytest.approx([0.4, 0.6])
+    assert [low.tbt_p50_s, low.tbt_p99_s] == pytest.approx([0.05, 0.05])
     assert (high.condition, high.reason, high.ttft_p50_s) == ("lost", "ended by signal 9", None)
+    assert (high.tbt_p50_s, high.kv_used, high.cache_found) == (None, None, None)
+
+
+async def test_what_engines_say_of_their_kv_is_shown_while_the_page_is_looked_at(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {
+        "http://lp": b'vllm:kv_cache_usage_perc{engine="0"} 0.25\nvllm:kv_cache_usage_perc{engine="1"} 0.75\n'
+        b'vllm:prefix_cache_queries_total{engine="0"} 100.0\nvllm:prefix_cache_hits_total{engine="0"} 40.0\n',
+        "http://hp": b"other_server_metrics 1\n",
+    }
+
+    async def told(_session: object, url: str, _timeout_s: float) -> bytes:
+        return answers[url]
+
+    monkeypatch.setattr(kv_figures, "read_metrics", told)
+    for member in scene.fleet.members:
+        member.condition = Condition.READY
+
+    async def shown() -> list[tuple[float | None, float | None]]:
+        await scene.dashboard.kv.ask()
+        return [(one.kv_used, one.cache_found) for one in scene.state.instances]
+
+    assert await shown() == [(0.5, 0.4), (None, None)]
+    answers["http://lp"] = answers["http://lp"].replace(b"100.0", b"200.0").replace(b"40.0", b"130.0")
+    assert await shown() == [(0.5, 0.9), (None, None)]  # of the last hundred lookups, ninety
+    assert await shown() == [(0.5, 0.9), (None, None)]  # nothing was looked up since
+    answers["http://lp"] = answers["http://lp"].replace(b"200.0", b"10.0").replace(b"130.0", b"1.0")
+    assert await shown() == [(0.5, 0.1), (None, None)]  # started again
+
+
+async def test_engines_are_asked_nothing_once_the_page_is_closed(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def ask() -> None:
+        asked.append(scene.clock.now_s)
+        scene.clock.now_s += 10.0
+
+    monkeypatch.setattr(scene.dashboard.kv, "ask", ask)
+    monkeypatch.setattr(kv_figures, "ASK_EVERY_S", 0.0)
+    assert scene.state.instances
+    began_s = scene.clock.now_s
+    watching = asyncio.create_task(scene.dashboard.kv.run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    watching.cancel()
+    assert asked == [began_s, began_s + 10.0]  # the next would be 20 s after the last look
+
+
+async def test_the_root_leads_to_the_page(scene: Scene) -> None:
+    app = Starlette(routes=list(dashboard_routes(scene.dashboard)))
+    async with serving(app) as url, aiohttp.request("GET", f"{url}/") as answer:
+        assert (answer.status, answer.url.path) == (200, "/dashboard")
 
 
 async def test_a_standing_ticket_is_shown_until_it_is_used(scene: Scene) -> None:

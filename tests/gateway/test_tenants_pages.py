@@ -37,6 +37,7 @@ ROUTES = {
     "/metrics": FORBIDDEN,
     "/shadow": FORBIDDEN,
     "/v1/shadow/{counts:path}": FORBIDDEN,
+    "/": FORBIDDEN,
     "/dashboard": FORBIDDEN,
     "/dashboard/": FORBIDDEN,
     "/dashboard/state": FORBIDDEN,

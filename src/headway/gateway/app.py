@@ -233,7 +233,7 @@ class Gateway:
 
         @asynccontextmanager
         async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-            beside = [asyncio.create_task(dashboard.run())]
+            beside = [asyncio.create_task(dashboard.run()), asyncio.create_task(dashboard.kv.run())]
             if serving.batches is not None:
                 serving.batches.prepare()
             if batches is not None:

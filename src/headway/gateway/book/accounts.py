@@ -41,7 +41,7 @@ class Histogram:
         return [(bound, float(total)) for bound, total in zip(bounds, accumulate(self.counts), strict=True)]
 
 
-_RECENT_TTFTS = 512
+_RECENT_TIMES = 512
 _NO_TARGETS_LABEL = "none"
 
 
@@ -120,16 +120,19 @@ class InstanceAccount:
     """What an instance has: `waiting` of the `in_flight` have no token yet.
 
     `recent_ttfts_s` are arrivals to first tokens; of a prefill instance, arrivals to the ends of prompts.
+    `recent_tbts_s` are mean times between tokens, each of one finished answer.
     """
 
     in_flight: int = 0
     waiting: int = 0
-    recent_ttfts_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_TTFTS))
+    recent_ttfts_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_TIMES))
+    recent_tbts_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_TIMES))
 
-    def ttft_s(self, share: float) -> float | None:
-        """The value that this share of the last first-token times is at or below; None before the first."""
-        found = sorted(self.recent_ttfts_s)
-        return found[max(1, ceil(share * len(found))) - 1] if found else None
+
+def quantile(times_s: Iterable[float], share: float) -> float | None:
+    """The value that this share of the times is at or below; None where there is none."""
+    found = sorted(times_s)
+    return found[max(1, ceil(share * len(found))) - 1] if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +441,8 @@ class Accounts:
             account.ttft.add(entry.ttft_s)
         if entry.tbt_s is not None:
             account.tbt.add(entry.tbt_s)
+            if entry.instance:
+                self.instances[entry.instance].recent_tbts_s.append(entry.tbt_s)
 
     def _key(self, label: str, tenant: str) -> ClassKey:
         """The class of a request. Makes room for a new one; where all are busy, the class is a broader one."""

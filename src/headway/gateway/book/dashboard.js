@@ -1,6 +1,6 @@
 // Asks the gateway for its state every second and shows it. Whatever comes from clients is set as text, never as markup.
 
-import { GOOD, at, counted, empty, keep, lasting, made, put, rate, share, spark, table, text, time, timely, whole } from "./draw.js";
+import { GOOD, at, axes, counted, empty, keep, lasting, made, put, rate, share, spark, table, text, time, timely, whole } from "./draw.js";
 import { explain } from "./explain.js";
 
 const EVERY_MS = 1000;
@@ -16,15 +16,20 @@ function showTiles(state) {
   timely(minute.goodput)(at("goodput"));
   put(at("goodput-more"), `${share(five.goodput)} over five minutes; ${counted(minute.met, "request")} in time`);
   goodputSpark(state.overall)(at("goodput-spark"));
+  axes("goodput-spark", "100 %");
   put(at("requests"), rate(state.load.requests_per_s));
   put(at("requests-more"), `${counted(minute.offered, "request")} in the last minute`);
   const { requests_spark: requests, output_tokens_spark: tokens } = state.load;
-  spark(at("requests-spark"), requests, Math.max(1, ...requests), "Requests a second over five minutes");
+  const most = Math.max(1, ...requests);
+  spark(at("requests-spark"), requests, most, "Requests a second over five minutes");
+  axes("requests-spark", rate(most));
   put(at("tokens"), rate(state.load.output_tokens_per_s));
   const { apart = 0, failed = 0 } = state.prefills;
   const stages = apart || failed ? `; ${counted(apart, "prompt")} computed apart, ${whole(failed)} failed` : "";
   put(at("tokens-more"), `of answers${stages}`);
-  spark(at("tokens-spark"), tokens, Math.max(1, ...tokens), "Tokens a second over five minutes");
+  const fastest = Math.max(1, ...tokens);
+  spark(at("tokens-spark"), tokens, fastest, "Tokens a second over five minutes");
+  axes("tokens-spark", rate(fastest));
   const inFlight = state.instances.reduce((sum, one) => sum + one.in_flight, 0);
   put(at("in-flight"), whole(inFlight));
   const resumed = state.resumed ? `; ${counted(state.resumed, "stream")} went on elsewhere` : "";
@@ -52,7 +57,8 @@ function showInstances(state) {
       put(element.lastChild, `${lasting(one.for_s)}${why}`);
       element.title = one.reason;
     },
-    one.in_flight, one.waiting, lasting(one.ttft_p50_s), lasting(one.ttft_p99_s), one.served, one.failures, one.restarts,
+    one.in_flight, one.waiting, lasting(one.ttft_p50_s), lasting(one.ttft_p99_s), lasting(one.tbt_p50_s),
+    lasting(one.tbt_p99_s), share(one.kv_used), share(one.cache_found), one.served, one.failures, one.restarts,
   ]);
 }
 

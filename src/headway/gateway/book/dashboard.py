@@ -6,7 +6,7 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
 from importlib import metadata, resources
 from itertools import islice, pairwise
@@ -17,7 +17,14 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from headway.gateway.book.accounts import Accounts, ClassAccount, ClassKey, InstanceAccount, RequestCounts
+from headway.gateway.book.accounts import (
+    Accounts,
+    ClassAccount,
+    ClassKey,
+    InstanceAccount,
+    RequestCounts,
+    quantile,
+)
 from headway.gateway.book.dashboard_state import (
     SLACK_BANDS,
     SPARK_STEP_S,
@@ -35,6 +42,7 @@ from headway.gateway.book.dashboard_state import (
 )
 from headway.gateway.book.shadow_board import ShadowBoard
 from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.fleet.kv_figures import KvFigures, KvWatch
 from headway.gateway.fleet.member import Member
 from headway.gateway.http.refusal import json_page
 from headway.routing import Router
@@ -171,6 +179,7 @@ class Dashboard:
         self._batches = batches
         self._clock = clock
         self._wall_clock = wall_clock
+        self.kv = KvWatch(fleet, clock)
         self._started_s = clock()
         self._json, self._stale_from_s = b"", self._started_s
         self._classes: GrowthWindow[ClassAccount] = GrowthWindow(len(_COUNTS), FIVE_MINUTES_S)
@@ -261,7 +270,10 @@ class Dashboard:
     def _instances(self) -> list[InstanceState]:
         now_s = self._clock()
         tickets = self._router.tickets if isinstance(self._router, Ascendra) else ()
-        return [_instance(member, self._accounts, now_s, tickets) for member in self._fleet.members]
+        return [
+            _instance(member, self._accounts, now_s, self.kv.of(member.name), member.name in tickets)
+            for member in self._fleet.members
+        ]
 
     def _door(self) -> DoorState:
         waiting = self._accounts.waiting_at_door
@@ -312,6 +324,7 @@ def dashboard_routes(dashboard: Dashboard) -> list[Route]:
         for path, name, media_type in _PAGES
     }
     pages["/dashboard/"] = RedirectResponse("../dashboard")
+    pages["/"] = RedirectResponse("dashboard")
     routes = [Route(path, page, methods=["GET"]) for path, page in pages.items()]
     return [*routes, Route("/dashboard/state", state)]
 
@@ -330,7 +343,7 @@ def _span(growth: tuple[int, ...]) -> Span:
     return Span(**dict(zip(_COUNTS, growth, strict=True)), goodput=RequestCounts(*growth).goodput)
 
 
-def _instance(member: Member, accounts: Accounts, now_s: float, tickets: Collection[str]) -> InstanceState:
+def _instance(member: Member, accounts: Accounts, now_s: float, kv: KvFigures, ticket: bool) -> InstanceState:
     """A member, and what the accounts say of it; they know nothing of one that was sent nothing yet."""
     account = accounts.instances.get(member.name) or InstanceAccount()
     return InstanceState(
@@ -344,7 +357,11 @@ def _instance(member: Member, accounts: Accounts, now_s: float, tickets: Collect
         served=member.served,
         failures=member.failures,
         restarts=member.restarts,
-        ttft_p50_s=account.ttft_s(0.5),
-        ttft_p99_s=account.ttft_s(0.99),
-        ticket=member.name in tickets,
+        ttft_p50_s=quantile(account.recent_ttfts_s, 0.5),
+        ttft_p99_s=quantile(account.recent_ttfts_s, 0.99),
+        tbt_p50_s=quantile(account.recent_tbts_s, 0.5),
+        tbt_p99_s=quantile(account.recent_tbts_s, 0.99),
+        kv_used=kv.used,
+        cache_found=kv.found,
+        ticket=ticket,
     )

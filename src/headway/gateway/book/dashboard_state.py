@@ -17,8 +17,9 @@ SPARK_STEPS = 60
 class InstanceState(msgspec.Struct, kw_only=True):
     """One instance: `condition` for `for_s` seconds and why; `waiting` are those of its requests without a token.
 
-    First-token times are the gateway's, None before the first; `ticket` is whether it may be given the next
-    new request although it is kept free for urgent ones.
+    Times of tokens are the gateway's, None before the first. `kv_used` and `cache_found` are the engine's own shares
+    (`fleet.kv_figures.KvFigures`). `ticket` is whether it may be given the next new request although it is kept free
+    for urgent ones.
     """
 
     name: str
@@ -33,6 +34,10 @@ class InstanceState(msgspec.Struct, kw_only=True):
     restarts: int
     ttft_p50_s: float | None
     ttft_p99_s: float | None
+    tbt_p50_s: float | None
+    tbt_p99_s: float | None
+    kv_used: float | None
+    cache_found: float | None
     ticket: bool
 
 

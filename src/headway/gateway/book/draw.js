@@ -100,6 +100,13 @@ export function spark(element, values, top, says, mark = null) {
   element.replaceChildren(chart);
 }
 
+// What the lines of a tile mean: its top beside it, the time below it. Readers of the page have the chart's label.
+export function axes(id, top) {
+  const [up, along] = [`${id}-top`, `${id}-time`].map((name) => at(name));
+  put(up, `to ${top}`);
+  put(along, "5 min ago … now");
+}
+
 export function runs(values) {
   const found = [];
   values.forEach((value, step) => {
