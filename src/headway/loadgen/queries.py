@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote
 
@@ -21,28 +20,28 @@ async def scrape(url: str, prefix: str) -> dict[str, float]:
 
     The prefix may go on into the labels. Raises UpstreamError if the server does not answer with metrics.
     """
-    address, lines = await _samples(url, prefix)
-    sums: defaultdict[str, float] = defaultdict(float)
-    for line in lines:
-        labelled, _, value = line.rpartition(" ")
-        try:
-            sums[labelled.partition("{")[0]] += float(value)
-        except ValueError:
-            raise UpstreamError(f"{address} answered with what is no sample: {line[:200]!r}") from None
-    return dict(sums)
-
-
-async def _samples(url: str, prefix: str) -> tuple[str, Iterator[str]]:
-    """The address of a server's metrics, and the lines there that start with `prefix`."""
     address = f"{root_of(url)}/metrics"
     async with open_session(timeout_s=TIMEOUT_S) as session:
         status, body = await get(session, address)
     if status != 200:
         raise UpstreamError(f"{address} answered HTTP {status}")
+    return sums(address, body, (prefix,))
+
+
+def sums(address: str, body: bytes, prefixes: tuple[str, ...]) -> dict[str, float]:
+    """The sums of `scrape`, of metrics that came from an address. Raises UpstreamError for what are no samples."""
     try:
-        return address, (line for line in body.decode().split("\n") if line.startswith(prefix))
+        lines = [line for line in body.decode().split("\n") if line.startswith(prefixes)]
     except UnicodeDecodeError:
         raise UpstreamError(f"{address} answered with what is no text") from None
+    found: defaultdict[str, float] = defaultdict(float)
+    for line in lines:
+        labelled, _, value = line.rpartition(" ")
+        try:
+            found[labelled.partition("{")[0]] += float(value)
+        except ValueError:
+            raise UpstreamError(f"{address} answered with what is no sample: {line[:200]!r}") from None
+    return dict(found)
 
 
 async def ask_about(url: str, request_id: str | None, api_key: str | None = None) -> dict[str, Any]:
