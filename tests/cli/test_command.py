@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli import COMMANDS, _load, missing
+from headway.cli import COME_BY, COMMANDS, _load, missing
 from headway.engine.machine import vllm_version
-from tests.cli.conftest import Refused
+from tests.cli.conftest import Headway, Refused
 
 HEAVY = (
     "numpy",
@@ -94,6 +94,11 @@ def test_version_is_the_packages() -> None:
     assert run("--version").stdout.strip() == f"headway {version('headway')}, vLLM {vllm_version()}"
 
 
+def test_the_version_says_that_there_is_no_vllm(headway: Headway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.engine.machine.vllm_version", lambda: "unknown")
+    assert headway("--version").out == f"headway {version('headway')}, no vLLM\n"
+
+
 def test_an_unknown_command_is_a_usage_error() -> None:
     done = run("rerun")
     assert done.returncode == 2
@@ -147,3 +152,29 @@ def test_a_module_that_is_missing_is_named_with_what_brings_it() -> None:
 
 def test_commands_are_named_as_their_modules() -> None:
     assert all(name.isidentifier() for name in COMMANDS)
+
+
+OPTIONAL = (*COME_BY, "multipart", "sklearn", "lightgbm", "torch", "headway_reproduce")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "policies --json",
+        "simulate --hardware h100 --model Llama-3.1-8B --policies vllm,headway --trace TRACE --json",
+        "plan --hardware h100 --model Llama-3.1-8B --gpus 1 --policies vllm --slo-ttft 1 --trace TRACE --jobs 1",
+    ],
+)
+def test_what_simulates_needs_no_package_of_an_extra(words: str) -> None:
+    blocked = f"import sys; sys.modules |= dict.fromkeys({OPTIONAL})"
+    trace = "gen:poisson:rate=8/input=sharegpt/output=sharegpt/count=20"
+    given = words.replace("TRACE", trace).split()
+    done = subprocess.run(
+        [sys.executable, "-c", f"{blocked}; from headway.cli import main; main()", *given],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

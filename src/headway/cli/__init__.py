@@ -128,9 +128,10 @@ def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
 
-        from headway.engine.machine import vllm_version
+        from headway.engine.machine import UNKNOWN, vllm_version
 
-        typer.echo(f"headway {version('headway')}, vLLM {vllm_version()}")
+        engine = vllm_version()
+        typer.echo(f"headway {version('headway')}, {'no vLLM' if engine == UNKNOWN else f'vLLM {engine}'}")
         raise typer.Exit
 
 

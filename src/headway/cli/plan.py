@@ -192,7 +192,6 @@ def plan(flags: PlanFlags) -> None:
     from headway.planner.preparation import introduction, prepare
     from headway.planner.prices import cheapest, parse_prices, priced, prices_data, said_of_prices
     from headway.planner.report import plan_data, plan_table
-    from headway.planner.verify import check_verifiable
 
     search, out = flags.search, flags.search.out
     seconds = flags.check.seconds()
@@ -203,6 +202,8 @@ def plan(flags: PlanFlags) -> None:
     prepared = [prepare(each) for each in asked]
     for each in prepared:
         if flags.check.verify:
+            from headway.planner.verify import check_verifiable  # needs what serves; planning does not
+
             check_verifiable(each)
         typer.echo(introduction(each), err=True)
     with kept_or_temporary(out) as root:
