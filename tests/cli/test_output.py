@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from headway.cli.output import (
+    _counted_tenths,
     check_engine_files,
     check_file,
     check_replaceable,
+    counting,
     kept_or_temporary,
     written_command,
 )
@@ -71,6 +73,26 @@ def test_sigterm_leaves_no_folder_behind(tmp_path: Path, begun: str, command: tu
     assert (running.returncode, stdout) == (128 + signal.SIGTERM, "")
     assert "Traceback" not in stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_goes_on_for_long_tells_a_log_of_each_tenth_and_of_the_time_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    now_s = 0.0
+    tick = _counted_tenths("requests ended", 200, lambda: now_s)
+    for _ in range(200):
+        now_s += 0.15
+        tick(1)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "requests ended: 20 of 200, about 27 s left"
+    assert lines[-1] == "requests ended: 200 of 200, about 0 s left"
+    assert len(lines) == 10
+
+
+def test_what_is_soon_over_tells_a_log_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with counting("requests", 5) as tick:
+        tick(5)
+    assert capsys.readouterr().err == ""
 
 
 CHECKS = [check_file, check_replaceable]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from headway.core.slo import Slo
 from headway.planner.objective import Objective
 from headway.planner.planner import PlannedDeployment
 from headway.planner.report import front, pareto_svg, plan_data, plan_table
@@ -53,6 +54,14 @@ def shown(what: object) -> str:
     with console.capture() as capture:
         console.print(what)
     return capture.get()
+
+
+def test_a_plan_on_all_gpus_says_so_where_fewer_meet_as_many_targets(tmp_path: Path) -> None:
+    found = planned(tmp_path, prepared(slo=Slo(ttft_s=60.0), gpus=2, load=0.2), budget=4)
+    text = shown(plan_table(found))
+    assert found.choice.gpus == 2
+    assert "--gpus 2 asks for a plan on 2; on 1 the best has goodput 1.000 too, and a mean JCT of " in text
+    assert "--fewest plans for the fewest GPUs" in text
 
 
 def test_the_object_has_every_key_and_is_json(plan: PlannedDeployment) -> None:

@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,15 +108,41 @@ def _tenths() -> Tell:
 
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr, if that is a terminal, moved by how many more are done."""
+    """Moved by how many more are done: a bar with the time left on stderr, or a line each tenth to a log."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(stderr=True)
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    if not console.is_terminal:
+        yield _counted_tenths(what, total)
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("left"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda done: bar.update(task, advance=done)
+
+
+_LINE_EVERY_S = 2.0
+
+
+def _counted_tenths(
+    what: str, total: int, clock: Callable[[], float] = time.monotonic
+) -> Callable[[int], None]:
+    """Writes a line whenever another tenth of so many is done, and none within two seconds of the last or the start."""
+    done, told = 0, 0
+    begun_s = told_s = clock()
+
+    def tick(more: int) -> None:
+        nonlocal done, told, told_s
+        done += more
+        now_s = clock()
+        if done * 10 // total > told and now_s - told_s >= _LINE_EVERY_S:
+            told, told_s = done * 10 // total, now_s
+            left_s = (now_s - begun_s) / done * (total - done)
+            line = f"{what}: {done:,} of {total:,}, about {left_s:.0f} s left"
+            print(line, file=sys.stderr, flush=True)
+
+    return tick
 
 
 def show(what: object) -> None:

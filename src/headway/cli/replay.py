@@ -18,7 +18,7 @@ import typer
 from headway.cli import EXIT_INTERRUPTED
 from headway.cli.batch_flags import BatchFlags, CentralFlags
 from headway.cli.options import ApiKey, OptionGroup, SloTbt, SloTtft, Strict, TimeUnit, TraceSource
-from headway.cli.output import check_file, check_replaceable
+from headway.cli.output import check_file, check_replaceable, counting
 from headway.errors import ConfigError
 from headway.setting import Setting, Shown
 
@@ -181,23 +181,7 @@ def send_with_progress(
 
     Ctrl-C ends it with what there is, a second one at once.
     """
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
     from headway.loadgen import replay as replay_requests
-
-    console = Console(stderr=True)
-    columns = (
-        *(TextColumn("ended"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()),
-        *(TextColumn("left"), TimeRemainingColumn()),
-    )
 
     async def run() -> ReplayReport:
         stop = asyncio.Event()
@@ -209,12 +193,11 @@ def send_with_progress(
 
         loop.add_signal_handler(signal.SIGINT, interrupt)
         loop.add_signal_handler(signal.SIGTERM, stop.set)
-        with Progress(*columns, console=console, disable=not console.is_terminal, transient=True) as progress:
-            bar = progress.add_task("", total=len(requests))
+        with counting("requests ended", len(requests)) as tick:
 
             def on_end(record: Record) -> None:
                 on_record(record)
-                progress.advance(bar)
+                tick(1)
 
             if batching is not None:
                 from headway.lab.batched_replay import replay_batches

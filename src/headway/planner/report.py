@@ -15,7 +15,7 @@ from rich.text import Text
 from headway.core.slo import Slo
 from headway.planner.deploy import arguments, flags_here, script
 from headway.planner.machine import Configuration, moving_parts
-from headway.planner.objective import Gain, Objective, interval_of
+from headway.planner.objective import TIE, Gain, Objective, interval_of
 from headway.planner.planner import PlannedDeployment
 from headway.predict.models.known_models import model_shape
 from headway.results import COLUMNS, Summary
@@ -191,7 +191,8 @@ def plan_table(planned: PlannedDeployment) -> RenderableType:
             cells = [f"{gpus}", _named(planned, configuration), *_figures(finals[configuration])]
             style = "bold green" if configuration == planned.choice else ""
             table.add_row(*map(Text, cells), style=style, end_section=configuration == rows[-1])
-    lines = [_said_of_gain(objective, planned), *_said_of_fewest(planned), _said_of_search(planned)]
+    lines = [_said_of_gain(objective, planned), *_said_of_gpus(planned), *_said_of_fewest(planned)]
+    lines.append(_said_of_search(planned))
     return Group(table, *map(Text, lines))
 
 
@@ -247,6 +248,24 @@ def _said_of_gain(objective: Objective, planned: PlannedDeployment) -> str:
 def _signed(interval: Interval) -> str:
     spread = f" (95 %: {interval.low:+.3f} to {interval.high:+.3f})" if isfinite(interval.half) else ""
     return f"{interval.mean:+.3f}{spread}"
+
+
+def _said_of_gpus(planned: PlannedDeployment) -> list[str]:
+    """Why all GPUs are taken where fewer meet as many targets: so it was asked, and what more of them buy."""
+    objective, choice, finals = planned.prepared.objective, planned.choice, planned.found.finals
+    if planned.fewest is not None or objective is not Objective.GOODPUT:
+        return []
+    goodput, jct = (interval_of(finals[choice.gpus][choice], key) for key in ("goodput", "mean_jct_s"))
+    for gpus in sorted(each for each in finals if each < choice.gpus):
+        best = min(finals[gpus].values(), key=lambda runs: sum(map(objective.score, runs)))
+        fewer, longer = (interval_of(best, key) for key in ("goodput", "mean_jct_s"))
+        if goodput and fewer and fewer.mean >= goodput.mean - TIE:
+            return [
+                f"--gpus {choice.gpus} asks for a plan on {choice.gpus}; on {gpus} the best has goodput "
+                f"{fewer.mean:.3f} too, and a mean JCT of {_shown(longer)} s in place of {_shown(jct)} s. "
+                "--fewest plans for the fewest GPUs"
+            ]
+    return []
 
 
 def _said_of_fewest(planned: PlannedDeployment) -> list[str]:
