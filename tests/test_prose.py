@@ -16,7 +16,9 @@ CHANGELOG = ROOT / "CHANGELOG.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "adr").glob("*.md"))]
 OTHERS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "deploy/README.md")
 READ = [*PAGES, CHANGELOG, *(ROOT / name for name in OTHERS)]
-SOURCES = sorted([*(ROOT / "src" / "headway").rglob("*.py"), *(ROOT / "bench").rglob("*.py")])
+SOURCES = sorted(
+    file for folder in ("src/headway", "bench", "reproduce") for file in (ROOT / folder).rglob("*.py")
+)
 PACKAGES = sorted(
     folder for folder in (ROOT / "src" / "headway").iterdir() if (folder / "__init__.py").exists()
 )

@@ -211,7 +211,7 @@ def micro_batched(build: PolicyFactory) -> PolicyFactory:
     """A factory of the same policies whose batches leave out jobs that a step in flight computes.
 
     Each step fills a batch of its own, as Orca keeps one a stage in flight (Yu et al., OSDI 2022, section 4.2).
-    Without it the batch width bounds all residents together, whom the stages then share.
+    Without it the batch width bounds all residents together, and the stages share them.
     """
 
     def build_micro_batched(cost: CostModel) -> Policy:

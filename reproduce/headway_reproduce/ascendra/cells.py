@@ -277,7 +277,7 @@ class AscendraScope:
             yield self.overload_run(service, over * capacity_rps, seed)
 
     def _scale_runs(self, capacity_rps: float) -> Iterable[AscendraRun]:
-        """Who does not go by targets is run once, and asked which it would have met."""
+        """Runs over scaled targets. A system that ignores targets runs once, and is judged at each scale."""
         for share, seed in product(SCALE_RATES, self.seeds):
             for service in BASELINES:
                 yield self.run(MAIN, service, share * capacity_rps, seed)

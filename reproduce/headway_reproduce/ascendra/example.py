@@ -42,7 +42,7 @@ OWN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class KnownCost(UnknownCost):
-    """So many seconds a token, as everybody knows; nothing else takes time."""
+    """A fixed time for each token, which policies know; nothing else takes time."""
 
     per_token_s: float
 

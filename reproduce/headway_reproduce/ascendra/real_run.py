@@ -190,7 +190,7 @@ MEASUREMENT = RealMeasurement(
 
 
 def compared(servers: AscendraServers, tell: Tell) -> AscendraReal:
-    """Every load on every system, turn by turn; who begins changes."""
+    """Every load on every system, in turns; each turn begins with another system."""
     warm_up(servers)
     measured = calibrated(servers, tell)
     slo = targets(measured.light)

@@ -1,4 +1,4 @@
-"""Ascendra's experiments: the models, the data, the targets and who serves, fixed before the first run.
+"""Ascendra's experiments: the models, the data, the targets and the systems, fixed before the first run.
 
 Source: Ikram et al., "Ascendra: Dynamic Request Prioritization for Efficient LLM Serving" (arXiv 2504.20828v2, 2025).
 What the paper leaves open is marked "ours"; adr/0022 says why.
@@ -103,7 +103,7 @@ CASES = tuple(AscendraCase(model, data) for model in MODELS for data in DATA)
 MAIN = AscendraCase(MISTRAL, SHAREGPT)
 """Where all but the sweep of rates is asked: the case the paper reports the largest gain for."""
 
-# ---- who serves ----------------------------------------------------------------------------------------
+# ---- systems -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

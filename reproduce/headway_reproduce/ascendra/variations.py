@@ -169,8 +169,8 @@ class AscendraReasons(AscendraFindings):
             f"Requests a second at nine in ten in the main case: {said}. vllm-v0 puts prompts first, vllm decodes "
             "first in chunks of as many tokens as Ascendra's LP instances, two of its three: what lies between those "
             f"two is the price of putting decodes first. At load {BREAKDOWN_LOAD:g} vllm-v0's mean time between "
-            f"tokens is {tbt_s or 0.0:.3f} s, of {TBT_S:g} s allowed: so far away a target rewards nobody for sparing "
-            "decodes."
+            f"tokens is {tbt_s or 0.0:.3f} s, of {TBT_S:g} s allowed: so far away a target rewards no policy for "
+            "sparing decodes."
         )
 
     def _said_of_tickets(self) -> str:
@@ -180,7 +180,7 @@ class AscendraReasons(AscendraFindings):
             f"{share or 0.0:.0%} of all requests at load {load:g}" for load, share in shares.items()
         )
         return (
-            f"A ticket stands whenever nobody waits at HP, however many it is answering: HP, one instance of three, "
+            f"A ticket stands whenever no request waits at HP, however many run there: HP, one instance of three, "
             f"gets {said}. What it answers is slowed down by the prompts of the next."
         )
 

@@ -173,12 +173,12 @@ SHAREGPT_RATES_RPS = (0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
 PEAK_RATE_RPS, PEAK_CV, PEAK_OUTPUT, PEAK_INPUT = 64.0, 4.0, 20, 512
 """Of the peak of KV. Source: the later version of the paper; the longest prompt is ours."""
 
-# ---- who is compared -----------------------------------------------------------------------------------
+# ---- compared systems ----------------------------------------------------------------------------------
 
 ORCA, FASTER_TRANSFORMER, TODAY = "orca", "fastertransformer", "vllm"
 """The paper's baselines, and vLLM as it is now."""
 FASTSERVE, ORACLE = "fastserve", "srpt-oracle"
-"""As published first; and least remaining work first, by one who knows how long answers will be."""
+"""As published first; and least remaining work first, with true answer lengths."""
 NO_PREEMPT, PREEMPT = "mlfq-no-preempt", "mlfq-preempt"
 """Ablations of its scheduler: every job starts at the top; and its iterations are killed when a quantum ends."""
 DEFER, REACTIVE, RECOMPUTE = "defer", "reactive-swap", "recompute"
@@ -220,7 +220,7 @@ class FastServePoint:
 
     `parts` take the place of the policies' own, `orca` that of Orca's batching. KV is in blocks of `block_tokens`:
     slots, where the longest job fits one. Variations change what follows: one batch for all stages, the width of a
-    batch (None: whoever is resident runs), that of FasterTransformer's (None: of all stages together), and the share
+    batch (None: all residents run), that of FasterTransformer's (None: of all stages together), and the share
     of the device's blocks there is. With `every_step` KV is counted at each.
     """
 

@@ -159,7 +159,7 @@ class MagnusScope:
         return range(1 if self.quick and point.load else SEEDS)
 
     def rates(self) -> list[MagnusPoint]:
-        """Where everybody is compared."""
+        """The loads at which all systems are compared."""
         return [MagnusPoint(load=load) for load in (QUICK_LOADS if self.quick else LOADS)]
 
     def phis(self) -> list[MagnusPoint]:
@@ -233,7 +233,7 @@ class MagnusScope:
 
 
 def engine_of(change: MagnusChange) -> MagnusChange:
-    """What of a change is the engine's or the texts', and so everybody's: rates are shares of what vs gets through."""
+    """The part of a change that all systems have: the engine's and the texts'. Rates are shares of vs's throughput."""
     return MagnusChange(overhead=change.overhead, copies=change.copies, stretch=change.stretch)
 
 

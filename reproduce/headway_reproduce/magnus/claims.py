@@ -196,7 +196,7 @@ class MagnusClaims(MagnusRates):
             paper="always",
             ours=", ".join(f"{base} at {count} of {len(points)} rates" for base, count in better.items()),
             verdict="reproduced" if everywhere else "partly" if any(better.values()) else "not",
-            reason=f"ccb answers sooner at {', '.join(behind)} of vs's capacity, which it can follow: who comes starts "
+            reason=f"ccb answers sooner at {', '.join(behind)} of vs's capacity, which it can follow: a request starts "
             "at the next step, and returns when complete"
             if behind
             else "",

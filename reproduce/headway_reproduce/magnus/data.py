@@ -26,7 +26,7 @@ from headway_reproduce.magnus.setting import REQUESTS_A_TASK
 SHARED, DEMO = "shared", "demo-tasks"
 """What the output says of its data."""
 SHARED_FOLDER = Path("../shared/data")
-"""Where the data lies if nobody says, seen from where the command runs."""
+"""Where the data lies by default, relative to where the command runs."""
 TRAINING_ROWS, WORKLOAD_ROWS = 2500, 7500
 """Of each task; where there are fewer rows, in the same proportion (section IV-A)."""
 LONGEST_INPUT, LONGEST_OUTPUT = 1024, 1024

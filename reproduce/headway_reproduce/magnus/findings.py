@@ -141,8 +141,8 @@ class MagnusRates(MagnusFindings):
             f"Gains of magnus over {', '.join(BASELINES)}: least and most",
             ["what", "least", "most", "all overloaded: least", "most", "paper: least", "most"],
             rows,
-            "0.66 is 66 % more, or that much shorter; less than 0 is worse. Nobody "
-            "gets more through than comes: at rates that are 'all overloaded' none of the others can follow. The paper "
+            "0.66 is 66 % more, or that much shorter; less than 0 is worse. No system "
+            "serves more than arrives: at rates that are 'all overloaded' no other system keeps up. The paper "
             "does not state its rates.",
         )
         text = list(map(self._said_of_baseline, BASELINES))
@@ -237,7 +237,7 @@ class MagnusRates(MagnusFindings):
         wins = sum((self.gain(point, MAGNUS, TODAY, GAINS["mean_rt_cut"]) or 0.0) > 0 for point in points)
         verdict = (
             f"{TODAY} answers sooner than magnus at {len(points) - wins} of {len(points)} rates. Continuous batching "
-            "over paged memory has neither padding nor members that wait for the longest, and takes in whoever comes "
+            "over paged memory has neither padding nor members that wait for the longest, and takes in new requests "
             "at the next step: batches by predicted length are for engines that cannot do so."
         )
         table = self.table(

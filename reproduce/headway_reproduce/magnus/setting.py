@@ -70,7 +70,7 @@ PHI_LOADS = (1.0, 2.0, 4.0)
 STRETCH, STRETCH_LOAD = 8, 1.0
 """Texts so many times as long as they are, at most Lmax and Gmax: what a threshold is worth for other lengths."""
 
-# ---- who is compared -----------------------------------------------------------------------------------
+# ---- compared systems ----------------------------------------------------------------------------------
 
 VS, VSQ, CCB = "vs", "vsq", "ccb"
 """Vanilla batches of 7; with weights of four bits; and seats that are refilled at every iteration."""

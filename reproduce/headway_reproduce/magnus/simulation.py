@@ -54,8 +54,8 @@ TOKENS_A_STEP = 8192
 """Of the continuous engines: vLLM's own default."""
 TODAY_SEATS = 256
 CONTINUOUS = {CCB: "vllm-v0", TODAY: "vllm"}
-"""Who batches iteration by iteration -> the simulator's policy: `vllm-v0` starts prompts first and whole, and those
-who decode wait for them."""
+"""System that batches iteration by iteration -> the simulator's policy. `vllm-v0` starts prompts first and whole, and
+decodes wait for them."""
 ROUTER = "least-work"
 """In front of the continuous instances; the others share one queue."""
 

@@ -1,4 +1,4 @@
-"""Who serves, what a run is made of, and what is read from its records."""
+"""The systems, what a run is made of, and what is read from its records."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ RUN = AscendraRun(case=MAIN, service=ASCENDRA, rate_rps=6.0, count=40, seed=0)
 TARGETS = Slo(ttft_s=1.0, tbt_s=0.5)
 
 
-# ---- who serves ----------------------------------------------------------------------------------------
+# ---- systems -------------------------------------------------------------------------------------------
 
 
 def test_there_are_six_cases_with_the_papers_targets() -> None:

@@ -1,4 +1,4 @@
-"""The parts of the real comparison that need no engine: streams, targets, who is compared, and how it is started."""
+"""What of the real comparison needs no engine: streams, targets, the compared systems and their start."""
 
 from __future__ import annotations
 

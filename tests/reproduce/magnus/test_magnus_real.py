@@ -31,7 +31,7 @@ RUNS = RealRuns(
 
 
 def silent(line: str) -> None:
-    """Nobody listens."""
+    """A progress line that goes nowhere."""
 
 
 # ---- what is served ------------------------------------------------------------------------------------

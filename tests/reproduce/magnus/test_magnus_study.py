@@ -53,7 +53,7 @@ SECONDS = {VS: 20.0, VSQ: 16.0, CCB: 10.0, GLP: 12.0, ABP: 9.0, MAGNUS: 6.0, TOD
 
 
 def result(run: MagnusRun) -> MagnusResult:
-    """Ten valid tokens a request, and twenty in all for who pads; Phi above the default takes longer."""
+    """Ten valid tokens a request, and twenty in all with padding; Phi above the default takes longer."""
     rps = min(run.rate_rps or CAPACITY_RPS, MOST_RPS[run.policy])
     mean_rt_s = SECONDS[run.policy] * (1 if run.phi == PHI else 2)
     return MagnusResult(
