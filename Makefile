@@ -7,7 +7,10 @@ PROPERTIES := quick
 WORKERS := $(shell echo $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 )))  # one more than cores: some tests wait for processes
 unexport PYTHONDONTWRITEBYTECODE  # else every server and worker compiles what the one before it did
 
-.PHONY: help setup demo test lint check soak versions bench golden lock
+TOOLS := .venv-tools
+PAGES := $(OUT)/pages
+
+.PHONY: help setup demo test lint check soak versions bench golden lock docs manifests
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -80,7 +83,26 @@ bench: setup ## every figure of our own
 golden: setup ## rewrite the stored results; review the diff
 	$(BIN)/pytest tests/golden --rewrite-golden
 
-lock: ## for maintainers: resolve requirements/cpu.lock anew (needs uv)
+docs: $(TOOLS)/ready ## the pages as a site, in out/site; a broken link or anchor is an error
+	@rm -rf $(PAGES) && mkdir -p $(PAGES)/bench $(PAGES)/deploy
+	@ln -s $(CURDIR)/*.md $(CURDIR)/docs $(CURDIR)/adr $(PAGES)
+	@ln -s $(CURDIR)/bench/README.md $(PAGES)/bench && ln -s $(CURDIR)/deploy/README.md $(PAGES)/deploy
+	NO_MKDOCS_2_WARNING=1 $(TOOLS)/bin/mkdocs build --strict --quiet --config-file mkdocs.yml
+
+manifests: $(TOOLS)/ready ## workflows, compose and Kubernetes files against their schemas
+	$(TOOLS)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(TOOLS)/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose/compose.yaml
+	$(TOOLS)/bin/kubernetes-validate --strict --quiet deploy/kubernetes/headway/engines.yaml deploy/kubernetes/headway/gateway.yaml
+
+# An environment of its own: what serves and tests is set up sooner without.
+$(TOOLS)/ready: requirements/tools.lock
+	@$(PYTHON) -m venv --clear $(TOOLS)
+	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --no-deps --no-compile --requirement $<
+	@touch $@
+
+lock: ## for maintainers: resolve the locks anew (needs uv)
 	UV_FIND_LINKS="$$($(PYTHON) -m pip config get global.find-links)" uv pip compile pyproject.toml \
 		--extra cpu --extra serve --extra fit --extra dev \
 		--python-version 3.11 --no-header --no-annotate --no-emit-find-links --no-emit-index-url -o requirements/cpu.lock
+	UV_FIND_LINKS="$$($(PYTHON) -m pip config get global.find-links)" uv pip compile --group tools \
+		--python-version 3.11 --no-header --no-annotate --no-emit-find-links --no-emit-index-url -o requirements/tools.lock
