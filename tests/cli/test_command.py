@@ -178,3 +178,19 @@ def test_what_simulates_needs_no_package_of_an_extra(words: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "at", "offered"),
+    [("headway ser", 1, ["serve"]), ("headway serve --slo", 2, ["--slo-ttft", "--slo-tbt"])],
+)
+def test_the_shell_completes_commands_and_their_flags(typed: str, at: int, offered: list[str]) -> None:
+    asked = {"_HEADWAY_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(at)}
+    done = subprocess.run(
+        [sys.executable, "-m", "headway.cli"],
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.split() == offered, done.stderr

@@ -16,7 +16,7 @@ from headway.predict.recompute.verdict import MOST_NOISE
 from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.adaptivellm.setting import PAPER_RECOMPUTE_ERROR, PAPER_SWAP_ERROR
 
-NEEDED = {"vllm": VLLM_COMES_BY, "sklearn": "pip install 'headway[fit]'"}
+NEEDED = {"vllm": VLLM_COMES_BY, "sklearn": "pip install scikit-learn"}
 """Modules that measuring and fitting need, and what brings each."""
 
 QUICK_SECONDS, FULL_SECONDS = 35.0, 660.0

@@ -119,7 +119,6 @@ app = typer.Typer(
     cls=LazyGroup,
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 

@@ -65,8 +65,7 @@ def papers(name: str) -> dict[str, Paper]:
     found = {point.name: point for point in entry_points(group=GROUP)}
     if not found:
         raise ConfigError(
-            "no paper is installed; the four of Headway come with: pip install 'headway[reproduce]' "
-            "(from a checkout: pip install -e reproduce)"
+            "no paper is installed; the four of Headway come with: pip install ./reproduce, in a checkout"
         )
     if name != ALL and name not in found:
         raise ConfigError.of("paper", repr(name), f"{', '.join([*found, ALL])}")

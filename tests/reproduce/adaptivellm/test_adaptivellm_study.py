@@ -286,7 +286,7 @@ def test_without_the_engine_the_reason_is_given(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("headway_reproduce.adaptivellm.predictor_errors.find_spec", lambda name: None)
     found = predictor_errors(PaperRequest(root=tmp_path, jobs=1, quick=True), lambda line: None)
     assert found.recompute_error.value is None
-    assert found.part().text == [f"Not measured: needs {VLLM_COMES_BY} and pip install 'headway[fit]'."]
+    assert found.part().text == [f"Not measured: needs {VLLM_COMES_BY} and pip install scikit-learn."]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -63,7 +63,7 @@ def require_scikit_learn() -> None:
     try:
         import sklearn  # noqa: F401
     except ModuleNotFoundError as error:
-        raise ConfigError("scikit-learn is not installed; accepted: pip install 'headway[fit]'") from error
+        raise ConfigError("scikit-learn is not installed; accepted: pip install scikit-learn") from error
 
 
 def cells(degrees: Sequence[int] = DEGREES) -> list[RegressorCell]:
