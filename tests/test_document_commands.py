@@ -81,7 +81,7 @@ def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 def test_commands_are_found_whole() -> None:
     assert [kind(command) for command in commands(TUTORIAL)] == [
-        *("make", "serve", "curl", "headway", "headway", "headway", "make")
+        *("make", "serve", "curl", "headway", "headway", "headway", "headway", "make")
     ]
     (curl,) = of_kind(TUTORIAL, "curl")
     assert curl.endswith("}}'")
@@ -179,13 +179,13 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
 def test_the_tutorial_works_word_by_word(tmp_path: Path) -> None:
     (serve,) = of_kind(TUTORIAL, "serve")
     asking = [command for command in of_kind(TUTORIAL, "curl", "headway") if "127.0.0.1:8000" in command]
-    assert len(asking) == 3
+    assert len(asking) == 4
     with serving(serve, tmp_path) as port:
         for command in asking:
             done = run(command.replace("8000", str(port)), tmp_path)
             assert done.returncode == 0, done.stderr
             assert "error" not in done.stdout, done.stdout
-        assert "first" in done.stdout  # the request that was sent with curl is among the last, by its name
+        assert "request first: " in done.stdout
         with urlopen(f"http://127.0.0.1:{port}/", timeout=10) as page:
             assert page.url.endswith("/dashboard")
     assert (tmp_path / "records.jsonl").read_text().count("\n") == 200
