@@ -14,7 +14,14 @@ ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 CHANGELOG = ROOT / "CHANGELOG.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "adr").glob("*.md"))]
-OTHERS = ("ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "bench/README.md", "deploy/README.md")
+OTHERS = (
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "RELEASING.md",
+    "SECURITY.md",
+    "bench/README.md",
+    "deploy/README.md",
+)
 READ = [*PAGES, CHANGELOG, *(ROOT / name for name in OTHERS)]
 SOURCES = sorted(
     file for folder in ("src/headway", "bench", "reproduce") for file in (ROOT / folder).rglob("*.py")
