@@ -71,7 +71,14 @@ def tried(wheels: list[Path], python: str, folder: Path) -> None:
 def serve_without_vllm(programs: Path, folder: Path) -> None:
     """Start a gateway before a server that is not there; it is alive, and not ready. Raises Failed."""
     with (folder / "gateway.log").open("w+") as log:
-        command = [programs / "headway", "serve", "--join", "http://127.0.0.1:9", "--port", "18473"]
+        command: list[str | Path] = [
+            programs / "headway",
+            "serve",
+            "--join",
+            "http://127.0.0.1:9",
+            "--port",
+            "18473",
+        ]
         gateway = subprocess.Popen(command, cwd=folder, env=outside(), stdout=log, stderr=log)
         try:
             wait_for("http://127.0.0.1:18473/health", gateway)
