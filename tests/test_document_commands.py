@@ -55,9 +55,14 @@ def commands(page: Path) -> list[str]:
     return found
 
 
+def split(command: str) -> list[str]:
+    """The words of a command, without its comment."""
+    return shlex.split(command.replace("\\\n", " "), comments=True)
+
+
 def kind(command: str) -> str:
     """How a command is tested."""
-    program, *words = shlex.split(command, comments=True)
+    program, *words = split(command)
     if program == "python" and words[0].startswith("bench/"):
         return "bench"
     if Path(program).name == "headway":
@@ -99,7 +104,7 @@ def test_the_makefile_has_the_target(command: str) -> None:
 @pytest.mark.engine
 @pytest.mark.parametrize("command", of_kind(README, "bench"))
 def test_a_bench_knows_its_flags(command: str) -> None:
-    _, script, *words = shlex.split(command, comments=True)
+    _, script, *words = split(command)
     shown = run(f"python {script} --help", ROOT)
     assert shown.returncode == 0, shown.stderr
     flags = {word for word in words if word.startswith("--")}
@@ -137,12 +142,12 @@ def test_the_simulation_of_the_readme_shows_the_figures_of_its_row() -> None:
 
 
 @contextmanager
-def serving(command: str, folder: Path) -> Iterator[int]:
+def serving(words: list[str], folder: Path) -> Iterator[int]:
     """The server of a command on a free port, once it is ready to answer; it is stopped afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
-    program, *words = shlex.split(command, comments=True)
+    program, *words = words
     at = [words[: words.index("--")], words[words.index("--") :]] if "--" in words else [words, []]
     before = [*at[0][: _of_port(at[0])], "--port", str(port)]
     with (folder / "log").open("w+") as log:
@@ -180,7 +185,7 @@ def test_the_tutorial_works_word_by_word(tmp_path: Path) -> None:
     (serve,) = of_kind(TUTORIAL, "serve")
     asking = [command for command in of_kind(TUTORIAL, "curl", "headway") if "127.0.0.1:8000" in command]
     assert len(asking) == 4
-    with serving(serve, tmp_path) as port:
+    with serving(split(serve), tmp_path) as port:
         for command in asking:
             done = run(command.replace("8000", str(port)), tmp_path)
             assert done.returncode == 0, done.stderr
@@ -202,11 +207,11 @@ def served_name(port: int) -> str:
 @pytest.mark.parametrize("command", of_kind(README, "serve"))
 def test_the_readme_serves_and_answers_its_request(command: str, tmp_path: Path) -> None:
     assert HUB_MODEL in command
-    here = command.replace(HUB_MODEL, "demo")
-    if here.startswith("vllm"):  # what `headway serve` chooses for a CPU, vLLM is told
+    here = split(command.replace(HUB_MODEL, "demo"))
+    if here[0] == "vllm":  # what `headway serve` chooses for a CPU, vLLM is told
+        here[2] = resolve_model("demo")
         chosen = server_command("demo", EngineSettings(), ("127.0.0.1", 8000)).chosen
-        model = f" {resolve_model('demo')} "
-        here = " ".join([here.replace(" demo ", model), *chosen])
+        here += split(" ".join(chosen))
     (request,) = PYTHON.findall(README.read_text())
     with serving(here, tmp_path) as port:
         program = request.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace(HUB_MODEL, served_name(port))
