@@ -174,6 +174,7 @@ EXPLAINED = {
         "outcome": "finished",
         "met": False,
         "instances": ["lp-0", "hp-0"],
+        "prefill_s": None,
         "ttft_s": 3.0,
         "tbt_s": 0.05,
         "lasted_s": 3.45,
