@@ -28,7 +28,7 @@ from headway.engine.profiling.profile import Identity, Measurements, Profiler, c
 from headway.engine.settings import EngineSettings
 from headway.engine.step.guard import GuardedPolicy
 from headway.engine.stepped_engine import SteppedEngine, StockPolicy
-from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
 from headway.lab.real_engine import EngineClock, Served, serve, served_rps
 from headway.lab.simulation import simulate_policy
 from headway.policies.presets import build_policy
@@ -47,8 +47,8 @@ from headway.whole_file import write_whole
 class Contender:
     """What serves: vLLM's own scheduler, or a policy of Headway's and the predictor of lengths for it.
 
-    `policy` is also what it is in the simulator. `steps`: how many times as long as they take the policy is told that
-    steps take.
+    `policy`, with `parts` in place of its own, is also what it is in the simulator. `steps`: how many times as long as
+    they take the policy is told that steps take.
     """
 
     name: str
@@ -56,13 +56,14 @@ class Contender:
     stock: StockPolicy | None = None
     predictor: str | None = None
     steps: float = 1.0
+    parts: Parts = OWN_PARTS
 
     def put_in(self, engine: SteppedEngine, seats: int | None) -> None:
         """Let it schedule an idle engine from now on, so many requests a step; None: as many as there are slots."""
         if self.stock is not None:
             engine.schedule_with_stock(self.stock, seats)
             return
-        settings = EngineSettings(policy=self.policy, batch_width=seats)
+        settings = EngineSettings(policy=self.policy, batch_width=seats, **self.parts.given())
         engine.schedule_with(settings)
         if self.steps != 1:  # the engine goes on learning the truth
             scheduler = engine.scheduler
@@ -303,7 +304,7 @@ class TwinEngine:
         contender = run.contender
         return simulate_policy(
             requests,
-            told_wrongly(policy_factory(contender.policy, OWN_PARTS, requests), contender.steps),
+            told_wrongly(policy_factory(contender.policy, contender.parts, requests), contender.steps),
             System(limits=self._limits(contender, run.seats), calibration=self.costs),
             max_output_tokens=max_output_tokens,
             seed=run.seed,

@@ -180,7 +180,7 @@ def _arguments() -> argparse.Namespace:
         metavar="S",
         help="seconds of arrivals (600), a tenth as warm-up",
     )
-    add("--ablations", action="store_true", help="run the rows POLICY-... beside; they are no rivals")
+    add("--ablations", action="store_true", help="run the subject without one idea each, beside; no rivals")
     add(
         "--no-clairvoyants",
         action="store_true",

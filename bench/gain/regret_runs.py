@@ -57,6 +57,23 @@ SHORTEST = Parts(
 Indexed, unlike `srpt-oracle`, which sorts all that wait in every step: these queues are too long for that.
 """
 
+ABLATIONS: dict[str, tuple[str, Parts]] = {
+    "headway-no-triage": (SUBJECT, Parts(order="on-time:triage=false")),
+    "headway-no-prefixes": (SUBJECT, Parts(order="on-time:prefixes=false")),
+    "headway-no-pacing": (SUBJECT, Parts(batching="top-jobs")),
+    "headway-long-steps": (SUBJECT, Parts(batching="paced:short_steps=false")),
+    "headway-no-saving": (SUBJECT, Parts(batching="paced:saving=false")),
+    "headway-no-targets": (SUBJECT, Parts(order="least-work", batching="top-jobs", leaving=())),
+    "headway-no-lengths": (SUBJECT, Parts(order="on-time:least_tau=1")),
+    "headway-no-swap": (SUBJECT, Parts(eviction="recompute")),
+}
+"""Contenders that switch one idea of a preset off: the preset, and what stands in place of its parts.
+
+No job is given up; what the prefix cache holds counts as work; steps as long as they come; steps without a target have
+all tokens that the engine allows; no step is longer than a token may take; blind to targets; predicted lengths are not
+used; KV is dropped, never swapped.
+"""
+
 BLIND_ORDERS = {
     "arrival",
     "shortest-prompt",
@@ -115,7 +132,7 @@ def _said(each: Contender) -> str:
 
 
 def contender(name: str) -> Contender:
-    """A preset with what it would have in a server without prompts; ConfigError for an unknown name.
+    """A preset, or an ablation, with what it would have in a server without prompts; ConfigError for an unknown name.
 
     `NAME:tail=X` is the preset with its dial at X.
     """
@@ -125,19 +142,21 @@ def contender(name: str) -> Contender:
         return replace(contender(preset), name=name, parts=replace(OWN_PARTS, order=order))
     if name in POOLED or name in KILLING_ROWS:
         raise ConfigError(f"{name!r} {left_out()[name]}; accepted: presets that serve one engine")
-    predictor = DEFAULT_PREDICTOR if uses_predictions(name, OWN_PARTS) else NO_PREDICTOR
-    return Contender(name=name, preset=name, predictor=predictor, blind=is_blind(find_preset(name)))
+    preset, parts = ABLATIONS.get(name, (name, OWN_PARTS))
+    predictor = DEFAULT_PREDICTOR if uses_predictions(preset, parts) else NO_PREDICTOR
+    blind = is_blind(find_preset(preset, **parts.given()))
+    return Contender(name=name, preset=preset, predictor=predictor, parts=parts, blind=blind)
 
 
 def rivals(subject: str) -> tuple[str, ...]:
-    """Every preset that runs on one engine of its own, but the subject, `headway` and its ablations, and doubles."""
-    out = {*left_out(), subject}
-    return tuple(name for name in known_presets() if name not in out and not _is_headway(name))
+    """Every preset that runs on one engine of its own, but the subject, `headway`, and doubles."""
+    out = {*left_out(), subject, SUBJECT}
+    return tuple(name for name in known_presets() if name not in out)
 
 
 def ablations(subject: str) -> tuple[str, ...]:
-    """The rows that switch one idea of the subject off: named as it is, and something more."""
-    return tuple(name for name in known_presets() if name.startswith(f"{subject}-"))
+    """Those of the subject."""
+    return tuple(name for name, (preset, _) in ABLATIONS.items() if preset == subject)
 
 
 def left_out() -> dict[str, str]:
@@ -151,10 +170,6 @@ def left_out() -> dict[str, str]:
             found[name] = f"has the parts of {first[parts]}"
         first.setdefault(parts, name)
     return found
-
-
-def _is_headway(name: str) -> bool:
-    return name == SUBJECT or name.startswith(f"{SUBJECT}-")
 
 
 def clairvoyants(subject: str) -> list[Contender]:

@@ -90,9 +90,8 @@ PLAIN = FidelitySetup(policies=("vllm", "sarathi", "sjf", "hrrn"), loads=(0.5, 0
 SWAPS = FidelitySetup(
     policies=(
         *("adaptivellm", "adaptivellm-prompt", "adaptivellm-plus", "vllm-s", "vllm-s-fallback"),
-        *("adaptivellm-memory", "adaptivellm-fairness", "adaptivellm-predict-only"),
         *("fastserve", "fastserve-v3", "fastserve-artifact", "fastserve-fcfs", "fixed-priority"),
-        *("mlfq-no-preempt", "defer", "reactive-swap", "recompute", "predicted", "headway"),
+        *("predicted", "headway"),
     ),
     loads=(0.9,),
     num_blocks=48,

@@ -23,6 +23,7 @@ from headway.results import Summary, summarize
 from headway.results.study import StudyPart, StudyTable, Value
 from headway.statistics import mean_of_all
 from headway.traces import TraceRequest
+from headway_reproduce.ablations import preset_and_parts
 from headway_reproduce.mid_model import ensure_mid_model
 from headway_reproduce.study import ratio
 
@@ -123,7 +124,8 @@ class RealSizes:
     def settings(self, policy: str) -> EngineSettings:
         """Headway's own."""
         host_kv = HostKv(blocks=self.host_blocks)
-        return EngineSettings(policy=policy, batch_width=self.batch_width, host_kv=host_kv)
+        preset, parts = preset_and_parts(policy)
+        return EngineSettings(policy=preset, batch_width=self.batch_width, host_kv=host_kv, **parts.given())
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from headway.results import Summary, summarize
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import PolicyFactory, System
 from headway.traces import TraceRequest
+from headway_reproduce.ablations import preset_and_parts
 from headway_reproduce.study import PointFindings
 
 
@@ -114,7 +115,7 @@ def simulate_run(run: StudyRun) -> RunResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
     meter = Meter()
     requests = _requests(run.trace, run.seed)
-    build = policy_factory(run.policy, run.parts, requests)
+    build = policy_factory(*preset_and_parts(run.policy, run.parts), requests)
     if run.micro_batches:
         build = micro_batched(build)
     result = simulate_policy(

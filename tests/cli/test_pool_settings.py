@@ -59,9 +59,9 @@ def test_pools_may_have_other_numbers(
         (
             "--hand-off-threshold",
             {"ascendra", "ascendra-lp", "headway"},
-            {"ascendra-hp", "ascendra-no-hand-off"},
+            {"ascendra-hp", "ascendra-lp-no-hand-off"},
         ),
-        ("--lp-tokens", {"ascendra", "ascendra-lp", "ascendra-no-hand-off"}, {"ascendra-hp", "headway"}),
+        ("--lp-tokens", {"ascendra", "ascendra-lp", "ascendra-lp-no-hand-off"}, {"ascendra-hp", "headway"}),
         ("--hp-tokens", {"ascendra", "ascendra-hp", "ascendra-lp"}, {"headway", "ascendra-lp-no-hand-off"}),
     ],
 )

@@ -532,12 +532,12 @@ def test_what_the_prefix_cache_holds_of_who_waits_is_known_and_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "prefix_caching"),
-    [("headway", False), ("vllm", True), ("headway-no-prefixes", True)],
+    ("order", "prefix_caching"),
+    [(None, False), ("arrival", True), ("on-time:prefixes=false", True)],
     ids=["no cache", "no use for it", "ablation"],
 )
-def test_nobody_looks_where_it_makes_no_difference(policy: str, prefix_caching: bool) -> None:
-    assert scheduler(prefix_caching=prefix_caching, policy=policy).listeners.prefixes is None
+def test_nobody_looks_where_it_makes_no_difference(order: str | None, prefix_caching: bool) -> None:
+    assert scheduler(prefix_caching=prefix_caching, policy="headway", order=order).listeners.prefixes is None
 
 
 def test_every_entry_point_follows_the_last_step_first() -> None:

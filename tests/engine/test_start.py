@@ -101,9 +101,8 @@ WITHOUT_MEMORY = "has no host memory to swap KV to, so it recomputes instead; --
         ({"policy": "adaptivellm-plus"}, True),
         ({"policy": "adaptivellm-plus", "eviction": "recompute"}, False),
         ({"policy": "fastserve"}, True),
-        ({"policy": "reactive-swap"}, True),
-        ({"policy": "recompute"}, False),
-        ({"policy": "defer"}, False),
+        ({"policy": "fastserve", "eviction": "proactive:ahead=false,serial=true"}, True),
+        ({"policy": "fastserve", "eviction": "proactive:drop=true,ahead=false"}, False),
     ],
 )
 def test_a_policy_that_swaps_says_once_that_it_has_nowhere_to(

@@ -50,7 +50,7 @@ def noted(now: StepView, name: str = "headway") -> SteadyPlan:
     return steady
 
 
-@pytest.mark.parametrize("name", ["vllm", "headway", "headway-no-swap", "fastserve"])
+@pytest.mark.parametrize("name", ["vllm", "headway", "fastserve"])
 def test_where_all_decode_and_nobody_waits_the_plan_holds(name: str) -> None:
     found = noted(view(), name).again(view(now_s=5.0))
     assert found is not None
@@ -105,7 +105,7 @@ def test_it_holds_until_the_policy_says() -> None:
     grown=st.integers(1, 300),
     later_s=st.floats(0.0, 100.0),
     free_blocks=st.integers(0, 8),
-    name=st.sampled_from(["vllm", "headway", "headway-long-steps", "headway-no-swap", "fastserve", "edf"]),
+    name=st.sampled_from(["vllm", "headway", "fastserve", "edf"]),
 )
 def test_what_holds_is_what_would_be_planned(
     count: int, deadline_s: float | None, grown: int, later_s: float, free_blocks: int, name: str

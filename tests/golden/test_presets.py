@@ -22,12 +22,11 @@ JOBS = 24
 ENGINE = small_engine(num_blocks=15, max_num_batched_tokens=24, host_blocks=12)
 NARROW = replace(ENGINE, batch_width=2)
 """With more seats than a batch has places, for those that pause."""
-NEVER_PREEMPTED = ("orca", "static", "defer", "fastertransformer", "predicted", "headway-no-targets")
+NEVER_PREEMPTED = ("orca", "static", "fastertransformer", "predicted")
 """By what they set aside: room for every limit, or, as far as this workload goes, by prediction."""
 SWAPPING = (
     "adaptivellm",
     "adaptivellm-prompt",
-    "adaptivellm-memory",
     "vllm-s",
     "vllm-s-fallback",
     "adaptivellm-plus",
@@ -35,13 +34,9 @@ SWAPPING = (
     "fastserve-v3",
     "fastserve-artifact",
     "fastserve-fcfs",
-    "mlfq-no-preempt",
-    "reactive-swap",
     "fixed-priority",
 )
 NEVER_RECOMPUTED = ("vllm-s",)
-BLIND = "headway-no-lengths"
-"""Trusts no prediction, not even the best."""
 ALIKE = [("static", "fastertransformer"), ("vllm", "priority")]
 """Rows of one policy under two names, and one that only differs for requests with priorities."""
 
@@ -76,7 +71,7 @@ def predict(policy: Policy, jobs: list[Job], true_output: dict[str, int]) -> Non
     if isinstance(policy.order, Governing):
         for tokens in range(10, 60):
             policy.order.quality.observe(LengthEstimate.around(float(tokens)), tokens)
-        assert policy.order.trusts_predictions is (policy.name != BLIND)
+        assert policy.order.trusts_predictions
 
 
 def run(preset: str) -> tuple[list[Record], dict[str, int]]:

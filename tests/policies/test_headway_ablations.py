@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
+from bench.gain.regret_runs import ABLATIONS, SUBJECT
 from headway.core.slo import NO_TARGETS, Slo
 from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.predictor_choice import length_source
-from headway.policies.presets import known_presets
 from headway.predict.lengths.choice import NONE
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
@@ -69,7 +69,6 @@ class Crowd:
 CROWDS = {
     "mixed": Crowd(count=80, rate_rps=14.0, targets=MIXED),
     "no targets": Crowd(count=24, rate_rps=10.0, targets=(NO_TARGETS,)),
-    "slow streams": Crowd(count=110, rate_rps=20.0, targets=(Slo(ttft_s=2.0, tbt_s=0.5),)),
     "long contexts": Crowd(
         count=72,
         rate_rps=14.0,
@@ -81,26 +80,20 @@ CROWDS = {
 SHOWN_BY = {
     "headway-long-steps": "no targets",
     "headway-no-triage": "long contexts",
-    "headway-no-turns": "long contexts",
-    "headway-overdue-first": "slow streams",
-    "headway-prompts-alone": "long contexts",
-    "headway-streams-first": "slow streams",
 }
 """Of the ablations of which no crowd of mixed targets knows."""
-ABLATIONS = [name for name in known_presets() if name.startswith("headway-")]
-
 Served = list[tuple[str, float | None, float | None]]
 
 
 @cache
-def served(policy: str, name: str, predictor: str = KNOWING) -> Served:
+def served(contender: str, name: str, predictor: str = KNOWING) -> Served:
     """When each of a crowd had its first token and its last."""
     requests, (gpu, model) = CROWDS[name].requests(), CROWDS[name].machine
     costs = calibration(gpu, model_shape(model))
     found: Served = []
     simulate(
         requests,
-        policy_factory(policy, OWN_PARTS, requests),
+        policy_factory(*ABLATIONS.get(contender, (SUBJECT, OWN_PARTS)), requests),
         System(limits=engine_limits(EngineSizes(host_kv_gib=8.0), gpu, costs), calibration=costs),
         on_record=lambda record: found.append((record.id, record.first_token_s, record.finished_s)),
         max_output_tokens=800,

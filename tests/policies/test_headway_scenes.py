@@ -7,7 +7,7 @@ import pytest
 from headway.core.record import Record
 from headway.core.slo import NO_TARGETS, Slo
 from headway.lab.engine_sizes import EngineSizes, engine_limits
-from headway.lab.policy_choice import OWN_PARTS, policy_factory
+from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
 from headway.results.metrics import met_targets
@@ -45,7 +45,7 @@ def stream(
 
 def served(
     *streams: list[TraceRequest],
-    policy: str = "headway",
+    parts: Parts = OWN_PARTS,
     seats: int | None = None,
     blocks: int | None = None,
     max_output_tokens: int = 4096,
@@ -58,7 +58,7 @@ def served(
     records: list[Record] = []
     simulate(
         requests,
-        policy_factory(policy, OWN_PARTS, requests),
+        policy_factory("headway", parts, requests),
         System(
             limits=engine_limits(EngineSizes(max_num_seqs=seats, num_blocks=blocks), gpu, costs),
             calibration=costs,
@@ -220,5 +220,5 @@ def test_streams_keep_their_pace_where_decodes_are_dear_beside_prompts() -> None
     # FlashAttention 2 with shared KV heads: beside a prompt all decodes take a multiple of what they take alone.
     chats = stream("chat", 150, since_s=0.0, every_s=0.16, tokens=(600, 250), slo=Slo(ttft_s=3.0, tbt_s=0.06))
     dear = ("a100-80g", "Qwen2.5-14B")
-    assert kept(served(chats, policy="headway-no-saving", machine=dear), "chat") <= 0.8
+    assert kept(served(chats, parts=Parts(batching="paced:saving=false"), machine=dear), "chat") <= 0.8
     assert kept(served(chats, machine=dear), "chat") >= 0.95

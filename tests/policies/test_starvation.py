@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from headway.core.job import Job
 from headway.core.slo import Slo
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
-from headway.policies.presets import PRESETS, find_preset
+from headway.policies.presets import find_preset
 from headway.sim.limits import EngineLimits
 from tests.policies.contract import Arrival, Workload, drive, from_preset
 from tests.policies.instance import STEP_S, Instance, LinearCost, small_engine
@@ -162,9 +163,17 @@ def test_with_a_host_it_holds_though_not_all_kv_fits(data: st.DataObject) -> Non
 
 @pytest.mark.parametrize("host", [0, 40])
 @pytest.mark.parametrize(("num_blocks", "prompt", "watermark"), [(12, 44, 0), (14, 30, 4)])
-@pytest.mark.parametrize("preset", ["fastserve", "reactive-swap", "recompute", "mlfq-no-preempt"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"eviction": "proactive:ahead=false,serial=true"},
+        {"eviction": "proactive:drop=true,ahead=false"},
+        {"order": "skip-join-mlfq:skip_join=false"},
+    ],
+)
 def test_short_prompts_that_keep_coming_do_not_keep_a_long_one_out(
-    preset: str, num_blocks: int, prompt: int, watermark: int, host: int
+    parts: dict[str, Any], num_blocks: int, prompt: int, watermark: int, host: int
 ) -> None:
     """A prompt of 11 of the 12 blocks gets its room though there is always somebody who needs only two.
 
@@ -183,7 +192,7 @@ def test_short_prompts_that_keep_coming_do_not_keep_a_long_one_out(
         watermark_blocks=watermark,
     )
     workload = Workload((*smalls, big), engine)
-    run = drive(from_preset(PRESETS[preset])(workload), workload)
+    run = drive(from_preset(find_preset("fastserve", **parts))(workload), workload)
     started_s = run.instance.records["big"].first_scheduled_s
     assert started_s is not None
     assert started_s <= 15.0

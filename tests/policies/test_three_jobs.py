@@ -43,7 +43,7 @@ def first_come(cost: CostModel) -> Policy:
 def naive_queues(cost: CostModel) -> Policy:
     """Everybody starts at level 1."""
     order = "skip-join-mlfq:skip_join=false,starve_s=inf"
-    return build_policy(find_preset("mlfq-no-preempt", order=order), Prices())
+    return build_policy(find_preset("fastserve", order=order), Prices())
 
 
 def skip_join(cost: CostModel) -> Policy:

@@ -12,8 +12,8 @@ from itertools import product
 from typing import NamedTuple
 
 from headway.lab.policy_choice import OWN_PARTS, Parts
-from headway.policies.presets import PRESETS
 from headway.sim.limits import EngineLimits
+from headway_reproduce.ablations import row_of
 from headway_reproduce.study_runs import StudyRun
 
 # ---- what the paper ran on (section 4.1) ---------------------------------------------------------------
@@ -116,7 +116,7 @@ def parts_of(policy: str, *, padding: bool = True, free_block_each: bool = True)
     """A policy's parts with the rules of vLLM 0.2.5, or some of them; today's are left as they are."""
     if policy in (TODAY, PLUS):
         return OWN_PARTS
-    row = PRESETS["vllm-v0" if policy == BASELINE else policy]
+    row = row_of("vllm-v0" if policy == BASELINE else policy)
     return Parts(
         batching=_with(row.batching, PADDING) if padding else row.batching,
         eviction=_with(row.eviction, FREE_BLOCK_EACH) if free_block_each else row.eviction,

@@ -172,15 +172,16 @@ def pooled(
     *,
     lp: int = 2,
     hp: int = 1,
-    lp_policy: str = "ascendra-lp",
-    hp_policy: str = "ascendra-hp",
+    lp_order: str | None = None,
+    hp_batching: str | None = None,
     hand_off: str | None = AT_RISK,
     router: str = "ascendra",
 ) -> Service:
     """Ascendra's pools, whose requests leave an instance only for the other pool."""
-    parts = Parts(leaving=() if hand_off is None else (hand_off,))
-    low = Engines(count=lp, policy=lp_policy, pool="lp", parts=parts, chunked="within-budgets")
-    high = Engines(count=hp, policy=hp_policy, pool="hp", parts=Parts(leaving=()))
+    low_parts = Parts(order=lp_order, leaving=() if hand_off is None else (hand_off,))
+    high_parts = Parts(batching=hp_batching, leaving=())
+    low = Engines(count=lp, policy="ascendra-lp", pool="lp", parts=low_parts, chunked="within-budgets")
+    high = Engines(count=hp, policy="ascendra-hp", pool="hp", parts=high_parts)
     return Service(name=name, engines=(low, high), router=router)
 
 
@@ -201,10 +202,10 @@ ASCENDRA = pooled("ascendra")
 BASELINES = (VLLM_V0, SARATHI, TODAY)
 SYSTEMS = (ASCENDRA, *BASELINES)
 
-PURE_EDF = pooled("ascendra-edf", lp_policy="ascendra-lp-edf")
-SJF = pooled("ascendra-sjf", lp_policy="ascendra-lp-sjf")
+PURE_EDF = pooled("ascendra-edf", lp_order="edf")
+SJF = pooled("ascendra-sjf", lp_order="shortest-prompt")
 """Other values of a request: its deadline alone, and its prompt's length."""
-FIXED = pooled("ascendra-fixed", hp_policy="ascendra-hp-fixed")
+FIXED = pooled("ascendra-fixed", hp_batching="elastic:elastic=false")
 NO_TICKET = pooled("ascendra-no-ticket", router="ascendra-no-ticket")
 NO_HAND_OFF = pooled("ascendra-no-hand-off", hand_off=None)
 """Ablations."""

@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from headway.core.batch_shape import BatchShape
 from headway.lab.policy_choice import OWN_PARTS, Parts
-from headway.policies.presets import find_preset
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import Calibration
 from headway.predict.steps.hardware import calibration
-from headway.sim.killed_steps import KILLING_ROWS
 from headway.sim.limits import EngineLimits
+from headway_reproduce.ablations import row_of
 from headway_reproduce.study_runs import StudyRun
 
 # ---- what the paper ran on -----------------------------------------------------------------------------
@@ -327,6 +326,6 @@ def with_quantum(point: FastServePoint, policy: str, quantum: float) -> FastServ
 
 def with_order(point: FastServePoint, policy: str, setting: str) -> FastServePoint:
     """A point at which a setting of the policy's order is another."""
-    row = KILLING_ROWS.get(policy) or find_preset(policy)
+    row = row_of(policy)
     order = f"{row.order}{',' if ':' in row.order else ':'}{setting}"
     return replace(point, parts=replace(OWN_PARTS, order=order))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any
 
 from headway.core.cost import CostModel
 from headway.errors import ConfigError
@@ -25,22 +24,6 @@ class Preset:
     _: KW_ONLY
     summary: str
     source: str
-
-
-# fmt: off
-_HEADWAY = Preset(
-    "headway", "on-time", "paced", "cheapest:min_residency=4,urgent=true", ("at-risk:threshold=0,confidence=0.95",),
-    summary="as many on time as can be, then the shortest as predicted, in steps as short as targets ask",
-    source="the four papers in one; adr/0023",
-)
-# fmt: on
-
-
-def _ablation(what: str, summary: str, **parts: Any) -> Preset:
-    """`headway` with these parts in place of its own."""
-    return replace(
-        _HEADWAY, name=f"headway-{what}", summary=f"ablation: {summary}", source="headway, ablation", **parts
-    )
 
 
 # fmt: off
@@ -79,16 +62,6 @@ _ROWS = (
            "cheapest:serial=true",
            summary="adaptivellm whose wait per token counts the prompt's tokens alone; needs host memory",
            source="AdaptiveLLM, the reading that its section 4.3 fits"),
-    Preset("adaptivellm-memory", "arrival", "prefill-first", "cheapest:serial=true",
-           summary="ablation: its choice of swap or recompute, started first come, first served",
-           source="AdaptiveLLM, adaptive memory only"),
-    Preset("adaptivellm-fairness", "waited-over-length", "swapped-or-waiting", "recompute",
-           summary="ablation: its fair order of starts, always recomputing",
-           source="AdaptiveLLM, fairness only"),
-    Preset("adaptivellm-predict-only", "arrival", "prefill-first",
-           "cheapest:serial=true,always_recompute=true",
-           summary="control: vllm-v0 that predicts both costs and recomputes all the same",
-           source="AdaptiveLLM, overhead of its predictions"),
     Preset("vllm-s", "arrival", "prefill-first:host_room=true", "swap:serial=true,fallback=false,host_room=true",
            summary="vllm-v0 that always swaps: all that run fit the host together",
            source="the vLLM_S that AdaptiveLLM compares with"),
@@ -111,54 +84,25 @@ _ROWS = (
     Preset("fastserve-fcfs", "arrival", "decode-first", "swap",
            summary="baseline: FastServe's engine, first come, first served, the last is swapped on shortage",
            source="FastServe-FCFS, released code"),
-    Preset("mlfq-no-preempt", "skip-join-mlfq:skip_join=false", "top-jobs", "proactive",
-           summary="ablation: every job starts at the top, iterations run to their end",
-           source="FastServe section 6.3"),
-    Preset("defer", "skip-join-mlfq", "top-jobs:reserve=true", "recompute",
-           summary="ablation: newcomers wait until KV for their longest answer is free",
-           source="FastServe section 6.4"),
-    Preset("reactive-swap", "skip-join-mlfq", "top-jobs", "proactive:ahead=false,serial=true",
-           summary="ablation: swaps when memory is full, and the step waits for it",
-           source="FastServe section 6.4"),
-    Preset("recompute", "skip-join-mlfq", "top-jobs", "proactive:drop=true,ahead=false",
-           summary="ablation: a job that makes way is dropped and computed again",
-           source="FastServe section 4.2"),
     Preset("predicted", "governed", "top-jobs:reserve_confidence=0.5", "proactive",
            summary="short answers first by predicted length, with room set aside; fastserve while predictions are bad",
            source="the future work of Magnus (ICWS 2024), built"),
     Preset("hrrn", "hrrn", "decode-first", "recompute",
            summary="longest wait for its predicted work first, request by request; trusts every prediction",
            source="Magnus section 2.7, without batches"),
-    _HEADWAY,
-    _ablation("no-triage", "no job is given up while it can still be in time", order="on-time:triage=false"),
-    _ablation("no-prefixes", "what the prefix cache holds of a prompt counts as work like all of it",
-              order="on-time:prefixes=false"),
-    _ablation("no-pacing", "steps as long as they come", batching="top-jobs"),
-    _ablation("long-steps", "steps without a target have all the tokens that the engine allows",
-              batching="paced:short_steps=false"),
-    _ablation("no-saving", "no step is longer than a token may take, whatever prompts need",
-              batching="paced:saving=false"),
-    _ablation("no-targets", "blind to targets", order="least-work", batching="top-jobs", leaving=()),
-    _ablation("no-lengths", "predicted lengths are not used", order="on-time:least_tau=1"),
-    _ablation("no-swap", "KV is dropped, never swapped, and not ahead of need", eviction="recompute"),
+    Preset("headway", "on-time", "paced", "cheapest:min_residency=4,urgent=true",
+           ("at-risk:threshold=0,confidence=0.95",),
+           summary="as many on time as can be, then the shortest as predicted, in steps as short as targets ask",
+           source="the four papers in one; adr/0023"),
     Preset("ascendra-lp", "slack", "within-budgets", "recompute", ("at-risk", "expired"),
            summary="low priority: prompts by slack beside the decodes; hands off what would be late; needs targets",
            source="Ascendra (Ikram et al. 2025), LP instances"),
     Preset("ascendra-hp", "arrival", "elastic", "recompute", ("expired",),
            summary="high priority: prompts first, as many as memory will hold to the end of their answers",
            source="Ascendra (Ikram et al. 2025), HP instances"),
-    Preset("ascendra-lp-edf", "edf", "within-budgets", "recompute", ("at-risk", "expired"),
-           summary="ablation: ascendra-lp by deadline alone, which is arrival order where all have one target",
-           source="Ascendra section 3.5, as printed"),
-    Preset("ascendra-lp-sjf", "shortest-prompt", "within-budgets", "recompute", ("at-risk", "expired"),
-           summary="ablation: ascendra-lp with the shortest prompts first",
-           source="Ascendra section 3.5"),
     Preset("ascendra-lp-no-hand-off", "slack", "within-budgets", "recompute", ("expired",),
-           summary="ablation: ascendra-lp that keeps every request to its end",
-           source="Ascendra, ablation of ours"),
-    Preset("ascendra-hp-fixed", "arrival", "elastic:elastic=false", "recompute", ("expired",),
-           summary="ablation: ascendra-hp with at most 128 residents, whatever memory is left",
-           source="Ascendra, elastic batch off"),
+           summary="ascendra-lp for an engine alone: every request is kept to its end",
+           source="Ascendra, on one engine"),
     Preset("fixed-priority", "shortest-prompt", "top-jobs", "proactive",
            summary="baseline: rank fixed by the prompt's length",
            source="FastServe (arXiv 2305.05920v3) section 6.3"),
@@ -175,13 +119,7 @@ PRESETS: dict[str, Preset] = {row.name: row for row in _ROWS}
 """The built-in rows. Another package adds one by an entry point in the group `headway.preset`."""
 _GROUP = "headway.preset"
 
-POOLED: dict[str, Mapping[str, str]] = {
-    "ascendra": {"lp": "ascendra-lp", "hp": "ascendra-hp"},
-    "ascendra-edf": {"lp": "ascendra-lp-edf", "hp": "ascendra-hp"},
-    "ascendra-sjf": {"lp": "ascendra-lp-sjf", "hp": "ascendra-hp"},
-    "ascendra-fixed": {"lp": "ascendra-lp", "hp": "ascendra-hp-fixed"},
-    "ascendra-no-hand-off": {"lp": "ascendra-lp-no-hand-off", "hp": "ascendra-hp"},
-}
+POOLED: dict[str, Mapping[str, str]] = {"ascendra": {"lp": "ascendra-lp", "hp": "ascendra-hp"}}
 """Policies of several pools of instances: name -> pool -> preset of its instances."""
 
 

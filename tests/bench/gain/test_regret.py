@@ -27,6 +27,7 @@ from bench.gain.regret import (
     still_racing,
 )
 from bench.gain.regret_runs import (
+    ABLATIONS,
     ANY,
     LOADS,
     Cell,
@@ -72,7 +73,8 @@ from bench.gain.regret_workloads import (
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError
-from headway.policies.presets import known_presets
+from headway.policies.presets import POOLED, known_presets
+from headway.sim.killed_steps import KILLING_ROWS
 from headway.sim.simulation import System, simulate
 from headway.traces import TraceRequest
 from tests.sim.worlds import Linear, calibration, limits, request
@@ -248,13 +250,13 @@ def test_the_classes_of_a_trace_count_where_it_has_some() -> None:
 
 
 def test_every_preset_is_a_rival_or_left_out_for_a_reason() -> None:
-    served = {*rivals("vllm"), *left_out(), "vllm"} | {
-        name for name in known_presets() if name.startswith("headway")
+    assert set(known_presets()) == {*rivals("vllm"), *left_out(), "vllm", "headway"} - {
+        *POOLED,
+        *KILLING_ROWS,
     }
-    assert set(known_presets()) <= served
     assert left_out()["fastertransformer"] == "has the parts of static"
     assert not set(rivals("edf")) & {*left_out(), "edf"}
-    assert set(ablations("mlfq")) == {"mlfq-no-preempt"}
+    assert set(ablations("headway")) == set(ABLATIONS)
     with pytest.raises(ConfigError, match="'ascendra' needs pools of several instances"):
         contender("ascendra")
     with pytest.raises(ConfigError, match="unknown policy 'x'"):
@@ -446,9 +448,11 @@ def test_the_quick_subset_is_of_known_cells_and_rivals(tmp_path: Path) -> None:
 
 def test_ablations_stand_beside_and_are_no_rivals(tmp_path: Path) -> None:
     served, names = chosen_contenders(
-        arguments(tmp_path, policy="adaptivellm", presets="vllm", ablations=True)
+        arguments(tmp_path, policy="headway", presets="vllm", ablations=True, no_clairvoyants=True)
     )
-    assert {"adaptivellm-memory", "adaptivellm-plus"} < {each.name for each in served}
+    assert {each.name for each in served} == {"headway", "vllm", *ABLATIONS}
+    assert {each.preset for each in served} == {"headway", "vllm"}
+    assert len({each.said() for each in served}) == len(served)
     assert names == {"vllm"}
 
 

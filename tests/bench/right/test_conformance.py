@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -160,18 +161,25 @@ def test_prompts_that_take_turns_within_a_small_budget_are_the_real_ones(
     assert real.scheduler.counters.policy_faults == 0
 
 
+PAUSING: dict[str, dict[str, Any]] = {
+    "its own": {},
+    "swapping in need": {"eviction": "proactive:ahead=false,serial=true"},
+    "dropping": {"eviction": "proactive:drop=true,ahead=false"},
+    "reserving": {"batching": "top-jobs:reserve=true", "eviction": "recompute"},
+    "by rank": {"eviction": "proactive:burst_levels=0,by_rank=true"},
+}
+"""Parts in place of `fastserve`'s."""
 AHEAD = ("pauses", "offloads", "prefetches", "put_back", "demotions", "promotions")
 
 
 @pytest.mark.parametrize(
     ("prefix_caching", "asynchronous"), [(False, True), (True, False)], ids=["two deep", "caching"]
 )
-@pytest.mark.parametrize("preset", ["fastserve", "mlfq-no-preempt"])
 @pytest.mark.slow
 def test_every_move_ahead_of_need_is_the_real_ones(
-    preset: str, prefix_caching: bool, asynchronous: bool, model: str
+    prefix_caching: bool, asynchronous: bool, model: str
 ) -> None:
-    case = ConformanceCase(preset, prefix_caching, SPARE_BLOCKS, asynchronous, MANY_HOST_BLOCKS, NARROW)
+    case = ConformanceCase("fastserve", prefix_caching, SPARE_BLOCKS, asynchronous, MANY_HOST_BLOCKS, NARROW)
     real, free, forced = RealEngine(case, model), Tally(), Tally()
     compare(case, real, SimulatedSide(case), make_script(2 * REQUESTS, seed=0), free, forced, every=16)
     assert free.first_difference is None
@@ -185,18 +193,22 @@ def test_every_move_ahead_of_need_is_the_real_ones(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["one deep", "two deep"])
-@pytest.mark.parametrize("preset", ["fastserve", "reactive-swap", "recompute", "defer", "fastserve-artifact"])
+@pytest.mark.parametrize("parts", PAUSING)
 @pytest.mark.slow
 def test_who_runs_in_a_narrow_batch_over_little_memory_is_the_real_ones(
-    preset: str, asynchronous: bool, model: str, script: Sequence[Scripted]
+    parts: str, asynchronous: bool, model: str, script: Sequence[Scripted]
 ) -> None:
-    host_blocks = 0 if preset in ("recompute", "defer") else HOST_BLOCKS
-    case = ConformanceCase(preset, False, SHORT_BLOCKS, asynchronous, host_blocks, NARROW)
-    free, forced = tallies(case, model, script)
+    row = find_preset("fastserve", **PAUSING[parts])
+    host_blocks = HOST_BLOCKS if build_policy(row).uses_host else 0
+    case = ConformanceCase("fastserve", False, SHORT_BLOCKS, asynchronous, host_blocks, NARROW)
+    real = RealEngine(case, model, build_policy(row, FixedCost()))
+    free, forced = Tally(), Tally()
+    ours = SimulatedSide(case, policy=build_policy(row, FixedCost()))
+    compare(case, real, ours, list(script), free, forced, every=16)
     assert free.first_difference is None
     assert forced.differing == []
     assert free.met["pauses"] > 100
-    assert (free.met["preemptions"] > 0) == (preset != "defer")
+    assert (free.met["preemptions"] > 0) == (parts != "reserving")
     assert (free.met["swaps"] > 0) == (host_blocks > 0)
 
 
@@ -242,11 +254,10 @@ def test_a_quantum_too_long_is_noticed(model: str, script: Sequence[Scripted]) -
 
 def test_the_grid_has_host_memory_for_those_that_swap_and_narrow_batches_for_those_that_pause() -> None:
     memory: dict[str, list[tuple[int, int | None]]] = defaultdict(list)
-    for case in grid(["vllm", "defer", "fastserve", "vllm-s"]):
+    for case in grid(["vllm", "fastserve", "vllm-s"]):
         memory[case.preset].append((case.host_blocks, case.batch_width))
     assert {preset: sorted(set(found), key=str) for preset, found in memory.items()} == {
         "vllm": [(0, None)],
-        "defer": [(0, NARROW), (0, None)],
         "fastserve": [
             *((0, NARROW), (0, None), (HOST_BLOCKS, NARROW), (HOST_BLOCKS, None)),
             (MANY_HOST_BLOCKS, NARROW),

@@ -15,7 +15,7 @@ from headway.policies.batching import top_jobs
 from headway.policies.batching.top_jobs import MOST_MISFITS, TopJobs
 from headway.policies.order.governed import Governed
 from headway.policies.order.keyed import ShortestPrompt
-from headway.policies.presets import PRESETS, find_preset
+from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset, jobs_held_by, workloads
 from tests.policies.eviction.foretold import Foretold
@@ -212,7 +212,7 @@ def test_with_reserve_nobody_behind_one_that_does_not_fit_starts() -> None:
 @FEW
 @given(workload=workloads())
 def test_with_reserve_no_kv_is_ever_taken_away(workload: Workload) -> None:
-    run = drive(from_preset(PRESETS["defer"])(workload), workload)
+    run = drive(from_preset(find_preset("fastserve", batching="top-jobs:reserve=true"))(workload), workload)
     assert not any(outcome.preempted for outcome in run.instance.outcomes)
 
 

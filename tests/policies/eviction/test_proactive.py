@@ -292,7 +292,7 @@ def test_an_order_without_foresight_is_taken_by_its_rank() -> None:
 # ---- runs ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["fastserve", "fastserve-artifact", "fixed-priority", "recompute"])
+@pytest.mark.parametrize("name", ["fastserve", "fastserve-artifact", "fixed-priority"])
 @FEW
 @given(workload=workloads())
 def test_nobody_is_moved_both_ways_in_one_step(name: str, workload: Workload) -> None:
@@ -322,7 +322,7 @@ RESTLESS = "proactive:min_residency=0,max_preemptions=99"
 """Nobody is spared."""
 
 
-@pytest.mark.parametrize("name", ["fastserve", "fastserve-artifact", "mlfq-no-preempt", "fixed-priority"])
+@pytest.mark.parametrize("name", ["fastserve", "fastserve-artifact", "fixed-priority"])
 def test_a_crowd_in_a_small_memory_ends_however_often_it_is_moved(name: str) -> None:
     run = crowd(name)
     lengths = run.instance.true_output

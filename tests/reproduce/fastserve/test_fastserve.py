@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from headway_reproduce.ablations import preset_and_parts
 from headway_reproduce.fastserve.scope import (
     ABLATION_SEEDS,
     ALL,
@@ -195,7 +196,8 @@ def test_quick_has_some_of_every_axis(axis: str) -> None:
 
 def test_the_policies_exist_with_the_parts_they_are_given() -> None:
     for policy, parts in {(run.policy, run.parts) for run in ALL.loaded_runs(ten)}:
-        check_policies([policy], parts)
+        preset, given = preset_and_parts(policy, parts)
+        check_policies([preset], given)
 
 
 def test_a_quantum_is_in_decode_steps_and_leaves_the_order_as_it_is() -> None:

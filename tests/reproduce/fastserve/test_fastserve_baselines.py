@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headway_reproduce.ablations import preset_and_parts
 from headway_reproduce.fastserve.setting import ORCA_LIMITS
 from headway_reproduce.study_runs import micro_batched
 
@@ -47,5 +48,6 @@ def test_with_two_stages_orca_has_a_batch_in_each_and_fastertransformer_one_at_a
 
 def test_defer_keeps_newcomers_waiting_for_memory_that_is_not_used() -> None:
     # 2 + 14 tokens are 4 blocks, so two jobs at a time, though no job ever holds more than 2.
-    assert finished(preset("defer"), longest=14) == {"a": 2.0, "b": 6.0, "c": 3.0}
+    base, parts = preset_and_parts("defer")
+    assert finished(preset(base, **parts.given()), longest=14) == {"a": 2.0, "b": 6.0, "c": 3.0}
     assert finished(preset("fastserve"), longest=14) == {"a": 2.0, "b": 6.0, "c": 1.0}
