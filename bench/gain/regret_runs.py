@@ -138,8 +138,7 @@ def contender(name: str) -> Contender:
     """
     preset, _, dial = name.partition(":tail=")
     if dial:
-        order = find_preset(preset, tail=float(dial)).order
-        return replace(contender(preset), name=name, parts=replace(OWN_PARTS, order=order))
+        return replace(contender(preset), name=name, parts=Parts(tail=float(dial)))
     if name in POOLED or name in KILLING_ROWS:
         raise ConfigError(f"{name!r} {left_out()[name]}; accepted: presets that serve one engine")
     preset, parts = ABLATIONS.get(name, (name, OWN_PARTS))

@@ -98,7 +98,7 @@ def test_a_number_beside_the_part_it_is_of_is_refused(refused: Refused) -> None:
     ]:
         said = refused("serve", "demo", "--policy", "ascendra-lp", flag, value, part, spec)
         assert f"{flag} and {part} are given; accepted: one of the two" in said
-    assert "--order, --batching, --eviction, --leaving or --tail with --pools" in refused(
+    assert "--order, --batching, --eviction, --leaving, --tail or --decode-share with --pools" in refused(
         "serve", "demo", "--pools", "lp=1,hp=1", "--leaving", "expired"
     )
 

@@ -257,7 +257,7 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         (["--join", "http://x", "--records", "r"], "error: settings of an engine (--records, "),
         (
             ["demo", "--pools", "lp=1,hp=1", "--order", "edf"],
-            "error: --order, --batching, --eviction, --leaving or --tail",
+            "error: --order, --batching, --eviction, --leaving, --tail or --decode-share",
         ),
         (["demo", "--max-queue", "4"], "error: --max-queue is for several instances behind one address"),
         (["demo", "--no-resume"], "error: --no-resume is for several instances"),

@@ -32,6 +32,7 @@ def test_every_setting_can_be_given_as_json() -> None:
         "eviction": "recompute",
         "leaving": ["expired", "queue-bound:max_waiting=3"],
         "tail": 0.25,
+        "decode_share": 0.6,
         "slo_ttft_s": 1,
         "slo_tbt_s": 0.05,
         "batch_width": 8,
@@ -59,7 +60,7 @@ def test_unknown_settings_are_all_named_with_the_accepted_ones() -> None:
         read(polcy="sjf", zeal=1, policy="sjf")
     assert str(raised.value) == (
         "unknown polcy, zeal in additional_config.headway; accepted: policy, order, batching, eviction, "
-        "leaving, tail, slo_ttft_s, slo_tbt_s, batch_width, host_kv, predictor, "
+        "leaving, tail, decode_share, slo_ttft_s, slo_tbt_s, batch_width, host_kv, predictor, "
         "length_model, explain, records, check, strict"
     )
 
@@ -185,6 +186,13 @@ def test_the_dial_goes_to_an_order_that_has_one() -> None:
     assert EngineSettings(policy="headway", tail=0.7).preset().order == "on-time:tail=0.7"
     row = EngineSettings(policy="headway", order="on-time:patience_s=5", tail=0.25).preset()
     assert row.order == "on-time:patience_s=5,tail=0.25"
+    shared = EngineSettings(policy="headway", batching="paced:share=1", decode_share="0.6").preset()
+    assert shared.batching == "paced:share=1,decode_share=0.6"
+    assert EngineSettings(policy="headway", decode_share="auto").preset().batching == "paced"
+    with pytest.raises(
+        ConfigError, match="batching 'paced', decode_share is 'half'; accepted: a value of type float"
+    ):
+        build_policy(EngineSettings(policy="headway", decode_share="half").preset())
     with pytest.raises(ConfigError, match=r"order 'arrival' has no setting 'tail=0\.7'"):
         build_policy(EngineSettings(policy="vllm", tail=0.7).preset())
 

@@ -99,6 +99,18 @@ def test_who_goes_by_predictions() -> None:
     assert not uses_predictions("predicted", Parts(order="arrival", batching="top-jobs"))
 
 
+def test_a_dial_is_turned_where_there_is_one_and_refused_where_there_is_none() -> None:
+    parts = Parts(decode_share="0.6", tail=0.0)
+    check_policies(["vllm", "headway"], parts)
+    assert made_of("vllm", parts) == made_of("vllm")
+    made = made_of("headway", parts)["headway"]
+    assert (made["order"], made["batching"]) == ("on-time:tail=0", "paced:decode_share=0.6")
+    with pytest.raises(
+        ConfigError, match=r"decode_share is 0\.6; accepted: with a policy that has it: headway"
+    ):
+        check_policies(["vllm", "sjf"], Parts(decode_share="0.6"))
+
+
 def test_who_needs_targets() -> None:
     [said] = said_without_targets([*PRESETS, *POOLED, "mlfq-preempt", "edf-oracle"])
     assert said == (

@@ -114,6 +114,8 @@ def _option(name: str, kind: Any, setting: Setting, default: Any, panel: str | N
     else:
         flags = flag_names(name, setting)
         info = typer.Option(flags, rich_help_panel=panel, envvar=shown.env, **told)  # type: ignore[arg-type]
+    if {float, str} <= {*get_args(kind)}:
+        kind = str | None  # a number or a word: the setting itself tells them apart
     if item is not None:
         kind = list[item] if default is MISSING else list[item] | None  # type: ignore[valid-type]
         default = MISSING if default is MISSING else None

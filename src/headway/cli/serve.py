@@ -242,6 +242,7 @@ def _parts(settings: EngineSettings) -> str:
     named = [f"{kind} {part}" for kind, part in parts.items() if part is not None]
     named += [f"leaving {rule}" for rule in settings.leaving or ()]
     named += [f"tail {settings.tail:g}"] if settings.tail is not None else []
+    named += [f"decode share {settings.decode_share}"] if settings.decode_share is not None else []
     return f" with {', '.join(named)}" if named else ""
 
 

@@ -38,7 +38,7 @@ from headway.routing.pools import STAGES
 _KEY_FLAG = "--api-key"
 """vLLM's own: a server that was given a key wants it from the gateway too."""
 
-_PARTS = ("order", "batching", "eviction", "leaving", "tail")
+_PARTS = ("order", "batching", "eviction", "leaving", "tail", "decode_share")
 
 _CORS_LISTS = {
     "--allowed-origins": "allow_origins",
@@ -215,8 +215,8 @@ def _local(asked: ServeRequest, layout: SiteLayout, port: int, key: str | None) 
     for pool in settings:
         if pool not in ("", *STAGES) and any(getattr(named, part) is not None for part in _PARTS):
             raise ConfigError(
-                "--order, --batching, --eviction, --leaving or --tail with --pools: each pool has parts of its own; "
-                "accepted: a --policy made for pools, as `headway policies` lists them"
+                "--order, --batching, --eviction, --leaving, --tail or --decode-share with --pools: each pool has "
+                "parts of its own; accepted: a --policy made for pools, as `headway policies` lists them"
             )
     own_key = key is not None and key not in _instances_keys(asked.vllm_flags)
     words = _without(_KEY_FLAG, asked.vllm_flags) if own_key else asked.vllm_flags

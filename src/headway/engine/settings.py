@@ -12,7 +12,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.host_kv import HostKv
 from headway.errors import ConfigError
 from headway.explain.trail import KEPT_ENDED
-from headway.policies.presets import Preset, build_policy, find_preset
+from headway.policies.presets import DecodeShare, Preset, Tail, build_policy, find_preset
 from headway.setting import COUNT, Bounds, Setting, Shown, check_settings
 
 MOST_EXPLAINED = 1_000_000
@@ -52,14 +52,8 @@ class EngineSettings:
     leaving: Annotated[
         tuple[str, ...] | None, Setting("In place of the policy's rules; repeatable.", "PART")
     ] = None
-    tail: Annotated[
-        float | None,
-        Setting(
-            "Dial of `headway` and `predicted`: 0 for the least mean completion time, 1 for the shortest tail "
-            "(default: 0.5).",
-            "0..1",
-        ),
-    ] = None
+    tail: Tail = None
+    decode_share: DecodeShare = None
     slo_ttft_s: Annotated[
         float | None, Setting("Target: seconds to the first token, for requests that name none.", "S")
     ] = None
@@ -135,6 +129,7 @@ class EngineSettings:
             eviction=self.eviction,
             leaving=self.leaving,
             tail=self.tail,
+            decode_share=self.decode_share,
         )
 
     def length_predictor(self) -> str | None:

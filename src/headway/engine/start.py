@@ -164,6 +164,7 @@ def serve_as_stock(vllm_config: VllmConfig) -> EngineSettings:
         "eviction",
         "leaving",
         "tail",
+        "decode_share",
         "predictor",
         "length_model",
     }

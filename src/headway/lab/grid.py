@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Annotated, Any
 
 from headway.errors import ConfigError
+from headway.policies.presets import DecodeShare, Tail
 from headway.setting import Setting
 
 RANGE = ".."
@@ -62,7 +63,7 @@ class PolicyGrid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Parts put in place of every policy's own; None leaves a policy as its row says."""
+    """Parts put in place of every policy's own, and dials of those that have them; None: as the row says."""
 
     order: Annotated[str | None, Setting("Part in place of every policy's.", "PART")] = None
     batching: Annotated[str | None, Setting("Part in place of every policy's.", "PART")] = None
@@ -70,12 +71,14 @@ class Parts:
     leaving: Annotated[
         tuple[str, ...] | None, Setting("Rule in place of every policy's rules; repeatable.", "PART")
     ] = None
+    tail: Tail = None
+    decode_share: DecodeShare = None
 
     def __bool__(self) -> bool:
         return bool(self.given())
 
     def given(self) -> dict[str, Any]:
-        """The parts that are given, by kind."""
+        """What is given, by name."""
         return {kind: part for kind, part in asdict(self).items() if part is not None}
 
 

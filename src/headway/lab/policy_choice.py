@@ -18,7 +18,16 @@ from headway.lab.grid import OWN_PARTS as OWN_PARTS
 from headway.lab.grid import Parts as Parts
 from headway.policies.parts import BUILT_IN
 from headway.policies.policy import Policy
-from headway.policies.presets import POOLED, PRESETS, Preset, build_policy, find_preset, known_presets
+from headway.policies.presets import (
+    POOLED,
+    PRESETS,
+    Preset,
+    build_policy,
+    dials_of,
+    find_preset,
+    known_presets,
+    with_dials,
+)
 from headway.routing.pools import PoolSizes
 from headway.sim.killed_steps import KILLING_ROWS, build_killing
 from headway.sim.oracles import ORACLES
@@ -66,6 +75,10 @@ def check_policies(names: Sequence[str], parts: Parts, pools: PoolSizes | None =
             raise ConfigError(f"unknown policy {name!r}; accepted: {accepted}")
         else:
             policy_factory(name, parts, ())(UnknownCost())
+    rows = [row for name in names for row in rows_of(name, parts).values()]
+    for dial in ("tail", "decode_share"):
+        if dial in parts.given() and not any(dial in dials_of(row) for row in rows):
+            raise ConfigError.of(dial, parts.given()[dial], "with a policy that has it: headway")
 
 
 def _check_pools(name: str, pools: PoolSizes | None) -> None:
@@ -114,9 +127,10 @@ def rows_of(name: str, parts: Parts) -> dict[str, Preset]:
 
 
 def _row(name: str, parts: Parts) -> Preset:
-    if name in KILLING_ROWS:
-        return replace(KILLING_ROWS[name], **parts.given())
-    return find_preset(name, **parts.given())
+    own = replace(parts, tail=None, decode_share=None).given()
+    row = replace(KILLING_ROWS.get(name) or find_preset(name), **own)
+    given = parts.given()
+    return with_dials(row, {dial: given[dial] for dial in dials_of(row) & given.keys()})
 
 
 def policies_of(name: str, parts: Parts, requests: Sequence[TraceRequest]) -> Policies:

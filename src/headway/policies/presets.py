@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import Annotated
 
 from headway.core.cost import CostModel
 from headway.errors import ConfigError
 from headway.policies.order.by_priority import by_priority
-from headway.policies.parts import asks_for_costs, build_part, find, known
+from headway.policies.parts import BUILT_IN, asks_for_costs, build_part, find, known, part_settings
 from headway.policies.policy import Policy
+from headway.setting import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,26 @@ _ROWS = (
 PRESETS: dict[str, Preset] = {row.name: row for row in _ROWS}
 """The built-in rows. Another package adds one by an entry point in the group `headway.preset`."""
 _GROUP = "headway.preset"
+AUTO = "auto"
+
+Tail = Annotated[
+    float | None,
+    Setting(
+        "Dial of `headway` and `predicted`: 0 for the least mean completion time, 1 for the shortest tail "
+        "(default: 0.5).",
+        "0..1",
+    ),
+]
+DecodeShare = Annotated[
+    float | str | None,
+    Setting(
+        "Part of the time in which prompts are computed that decodes get (`headway`; batching `paced`). Default: "
+        "auto, steps as long as is worth it.",
+        "auto|0.6",
+    ),
+]
+_DIALS = {"tail": "order", "decode_share": "batching"}
+"""Settings with a flag of their own, and the kind of part that has them."""
 
 POOLED: dict[str, Mapping[str, str]] = {"ascendra": {"lp": "ascendra-lp", "hp": "ascendra-hp"}}
 """Policies of several pools of instances: name -> pool -> preset of its instances."""
@@ -136,8 +158,9 @@ def find_preset(
     eviction: str | None = None,
     leaving: tuple[str, ...] | None = None,
     tail: float | None = None,
+    decode_share: float | str | None = None,
 ) -> Preset:
-    """The named row with the given parts put in place of its own, and its order's `tail`; ConfigError for no such name.
+    """The named row with the given parts in place of its own, and with these dials; ConfigError for no such name.
 
     >>> find_preset("sarathi").batching
     'decode-first:token_budget=512'
@@ -148,9 +171,25 @@ def find_preset(
     changes = {"order": order, "batching": batching, "eviction": eviction, "leaving": leaving}
     given = {part: spec for part, spec in changes.items() if spec is not None}
     row = replace(preset, **given) if given else preset  # type: ignore[arg-type]
-    if tail is None:
-        return row
-    return replace(row, order=f"{row.order}{',' if ':' in row.order else ':'}tail={tail:g}")
+    return with_dials(row, {"tail": tail, "decode_share": decode_share})
+
+
+def with_dials(row: Preset, dials: Mapping[str, float | str | None]) -> Preset:
+    """The row with these settings of its parts; None, and `auto` for a share of decodes, leave a part as it is."""
+    for dial, value in dials.items():
+        if value is not None and (dial, value) != ("decode_share", AUTO):
+            kind = _DIALS[dial]
+            spec = getattr(row, kind)
+            setting = f"{dial}={value:g}" if isinstance(value, float) else f"{dial}={value}"
+            row = replace(row, **{kind: f"{spec}{',' if ':' in spec else ':'}{setting}"})  # type: ignore[arg-type]
+    return row
+
+
+def dials_of(row: Preset) -> set[str]:
+    """The dials that a row's parts have."""
+    named = {dial: (kind, getattr(row, kind).partition(":")[0]) for dial, kind in _DIALS.items()}
+    parts = {dial: find(f"headway.{kind}", BUILT_IN[kind], name) for dial, (kind, name) in named.items()}
+    return {dial for dial, part in parts.items() if part is not None and dial in part_settings(part)}
 
 
 def build_policy(preset: Preset, cost: CostModel | None = None, *, priority_first: bool = False) -> Policy:

@@ -73,6 +73,18 @@ class MixedStep:
             part, granted = longer, granted + tokens
         return at_most
 
+    def cheap_chunk(self, most_tokens: int) -> int:
+        """The fewest prompt tokens, of those tried, that cost no more each beside the decodes than all do alone.
+
+        Each number tried is twice the one before; all where none is as cheap. O(log tokens) predictions.
+        """
+        whole = shape_of_prompts(self.prompts, most_tokens)
+        token_s = self.cost.step_s(whole) / max(1, whole.num_tokens)
+        tokens = GRAIN_TOKENS
+        while tokens < whole.num_tokens and self.seconds(tokens) - self.decodes_s > token_s * tokens:
+            tokens *= 2
+        return min(tokens, whole.num_tokens)
+
     def soonest(self, tokens: int) -> int:
         """So many prompt tokens, or those that CUDA graphs hold, if the prompts get through sooner so."""
         graphed = self.graphed_prompts

@@ -17,6 +17,7 @@ from headway.errors import ConfigError
 from headway.policies.batching.admission import starting, starts_beside
 from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.mixed_step import MixedStep, last_short
+from headway.policies.batching.promised_share import PromisedShare
 from headway.policies.batching.saved_time import SavedTime
 from headway.policies.batching.step_length import tokens_for_first_tokens, tokens_worth_a_step
 from headway.policies.batching.step_shapes import GRAIN_TOKENS, decode_shape, left_tokens, shape_of_decodes
@@ -119,7 +120,9 @@ class Paced:
     their pace in the mean. Where the decodes alone would take too long, some pause (`Pausing`).
 
     Without such a target a step has the tokens that minimise total delay, with `short_steps` (`tokens_worth_a_step`),
-    and more where first tokens would be late otherwise (`tokens_for_first_tokens`).
+    and more where first tokens would be late otherwise (`tokens_for_first_tokens`). With a `decode_share` decodes get
+    that part of the time in which prompts are computed instead: steps take as long in the mean as the decodes alone,
+    over the share. A target between tokens may leave prompts less.
 
     Where predictions are wrong, or no pause helps, a step with a target has SAFE_BUDGET_TOKENS; while steps have no
     predicted time, the engine's own budget. Costs: those of `top-jobs`, O(running), and some twenty predictions of a
@@ -134,10 +137,12 @@ class Paced:
         share: float = 0.85,
         short_steps: bool = True,
         saving: bool = True,
+        decode_share: float | None = None,
     ) -> None:
         if not 0 < share <= 1:
             raise ConfigError.of("share", share, "a share of the target above 0, at most 1")
         self.share = share
+        self._promised = None if decode_share is None else PromisedShare(decode_share)
         self.short_steps = short_steps
         self.saving = saving
         self._cost: CostModel = cost or UnknownCost()
@@ -156,9 +161,12 @@ class Paced:
         longest_s = self._longest_s(view, decodes)
         self._prompts_wait = False
         self._saved.expect(0.0, inf)
+        if self._promised is not None:
+            self._promised.forget_plan()
+        bounded = longest_s < inf or (self._promised is not None and bool(decodes))
         if knows_late(order) and not order.trusts_step_times:
-            return plan if longest_s == inf else _safely(plan, len(decodes) * view.tokens_a_decode)
-        if longest_s == inf:
+            return _safely(plan, len(decodes) * view.tokens_a_decode) if bounded else plan
+        if not bounded:
             return self._short(view, plan, order)
         alone = shape_of_decodes(decodes, view.tokens_a_decode)
         alone_s = self._cost.step_s(alone)
@@ -212,7 +220,11 @@ class Paced:
             self._saved.expect(self._cost.step_s(alone), longest_s)
             return plan
         planned = MixedStep(self._cost, alone, prompts, view.graphed_tokens)
-        tokens = self._prompt_tokens(view, plan, order, planned, longest_s)
+        tokens = plan.token_budget - alone.num_tokens
+        if longest_s < inf:
+            tokens = self._prompt_tokens(view, plan, order, planned, longest_s)
+        if self._promised is not None and alone.num_jobs and planned.decodes_s:
+            tokens = self._promised.tokens(view, planned, max(0, tokens))
         self._saved.expect(planned.seconds(tokens), longest_s, alone_s=planned.decodes_s)
         if not tokens:  # decodes save up for them
             self._prompts_wait = True
@@ -282,6 +294,8 @@ class Paced:
 
     def observe(self, outcome: StepOutcome) -> None:
         """Follow what was saved."""
+        if self._promised is not None:
+            self._promised.observe(outcome)
         more = outcome.num_tokens > len(outcome.tokens)  # than decodes without drafts would have
         self._saved.observe(ran=bool(outcome.tokens), prompts=more and has_prompts(outcome.tokens))
 

@@ -1,0 +1,72 @@
+"""A share of the engine's time that decodes have while prompts are computed beside them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+
+from headway.core.job import Job, JobState
+from headway.core.plan import StepOutcome
+from headway.core.view import StepView
+from headway.errors import ConfigError
+from headway.policies.batching.mixed_step import MixedStep
+
+_BELOW = 0.01
+"""Aimed below the share: prompts in chunks are a little dearer than at once, and do not pay for it alone."""
+
+
+class PromisedShare:
+    """Sizes prompts so that steps with them take, in the mean, `decodes alone / share`.
+
+    What a step leaves of that time pays for prompts of later steps. A chunk comes once it is paid for: so many prompt
+    tokens that they cost no more each beside the decodes than alone in the longest step. So the decodes keep their
+    share, and prompts take at most 1 / (1 - share) times as long as alone. Where small chunks are dear, as for a
+    mixture of experts, decodes go on alone for a while, and one step is long.
+
+    A step counts as it is predicted until it is over, then as long as it took. Cost: O(log tokens) predictions a step.
+    """
+
+    def __init__(self, share: float) -> None:
+        if not 0 < share < 1:
+            raise ConfigError.of("decode_share", share, "auto, or a share of the time between 0 and 1")
+        self.share = share
+        self._aim = max(share - _BELOW, share / 2)
+        self._paid_s = 0.0
+        self._most_s = 0.0
+        self._planned: tuple[float, float] | None = None
+        self._in_flight: deque[float] = deque()
+        self._depth = 0
+        self._last_s = 0.0
+        self._ran: Mapping[Job, int] = {}
+
+    def tokens(self, view: StepView, planned: MixedStep, most_tokens: int) -> int:
+        """Prompt tokens of the planned step, at most so many; 0 while the next chunk is not paid for."""
+        mean_s = planned.decodes_s / self._aim
+        within_s = mean_s + self._paid_s
+        chunk_s = planned.seconds(planned.cheap_chunk(most_tokens))
+        tokens = planned.most_tokens(within_s, most_tokens) if chunk_s <= within_s else 0
+        self._planned = (mean_s, planned.seconds(tokens))
+        self._most_s = max(mean_s, chunk_s)
+        self._depth = int(any(job.awaiting_output for job in view.residents))
+        return tokens
+
+    def forget_plan(self) -> None:
+        """The step planned now has no prompts beside decodes, unless `tokens` is asked."""
+        self._planned = None
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Account for the planned step, and correct what an earlier one was predicted to take."""
+        took_s, went_on = (
+            outcome.now_s - self._last_s,
+            any(job.state is JobState.RESIDENT for job in self._ran),
+        )
+        self._last_s, self._ran = outcome.now_s, outcome.tokens
+        if self._planned is None:
+            self._paid_s = 0.0
+            self._in_flight.clear()
+            return
+        if went_on and len(self._in_flight) > self._depth:
+            self._paid_s += self._in_flight.popleft() - took_s
+        mean_s, step_s = self._planned
+        self._in_flight.append(step_s)
+        self._paid_s = max(-self._most_s, min(self._paid_s + mean_s - step_s, self._most_s))
