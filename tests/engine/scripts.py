@@ -22,10 +22,6 @@ from headway.engine.model_free import (
     headway_builder,
     make_scheduler,
 )
-from headway.policies.presets import PRESETS
-
-UNABLATED = [name for name in PRESETS if not name.startswith("headway-")]
-"""Presets for tests of the engine's own work, where an ablation of `headway` can show nothing that it does not."""
 
 NUM_BLOCKS = 64
 """2,016 tokens: a few prompts of `stream` fill it, so requests are preempted."""

@@ -426,7 +426,7 @@ def test_a_waiting_adapter_too_many_is_not_ready_so_that_nobody_makes_way_for_it
     jobs, admission = scene.scheduler.jobs, scene.scheduler.admission
 
     def ready(name: str) -> bool:
-        admission.look_at_adapters(scene.scheduler.outcomes.tokens)  # as before each plan
+        admission.adapters.look(scene.scheduler.outcomes.tokens, [], 0.0)  # as before each plan
         return bool(admission.ready(jobs[name]))
 
     assert [ready(name) for name in ("other", "same", "none")] == [False, True, True]

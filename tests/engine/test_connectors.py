@@ -22,7 +22,7 @@ from headway.engine.model_free import (
 )
 from headway.engine.self_check import compare_logs, stock_builder
 from tests.engine.scripted_connector import OffloadingEngine, Script, TransferringEngine, transfer_config
-from tests.engine.scripts import NUM_BLOCKS, UNABLATED, HearingEngine, assert_empty, stream
+from tests.engine.scripts import NUM_BLOCKS, PRESETS, HearingEngine, assert_empty, stream
 
 pytestmark = pytest.mark.vllm
 
@@ -99,7 +99,7 @@ def test_preset_vllm_decides_as_stock_beside_a_connector(
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("policy", UNABLATED)
+@pytest.mark.parametrize("policy", PRESETS)
 def test_every_preset_serves_every_request_once_beside_a_connector(policy: str, asynchronous: bool) -> None:
     for name, on_failure in (("mixed", "recompute"), ("failing", "fail")):
         config = config_of(

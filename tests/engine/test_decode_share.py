@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from vllm.v1.core.sched.output import SchedulerOutput
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import UnknownCost
@@ -27,8 +28,8 @@ class Law(UnknownCost):
 class TimedEngine(ModelFreeEngine):
     """Steps take what the law says."""
 
-    def step_s(self, output: object) -> float:
-        return BASE_S + TOKEN_S * output.total_num_scheduled_tokens  # type: ignore[attr-defined]
+    def step_s(self, output: SchedulerOutput) -> float:
+        return BASE_S + TOKEN_S * int(output.total_num_scheduled_tokens)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.8])

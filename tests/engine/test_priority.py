@@ -13,7 +13,7 @@ from headway.core.plan import Reason
 from headway.core.record import Outcome
 from headway.engine.model_free import ScriptedRequest, make_scheduler, replay, to_request
 from headway.engine.self_check import compare_logs, stock_builder
-from tests.engine.scripts import UNABLATED, HearingEngine, assert_empty, scheduler, stream
+from tests.engine.scripts import PRESETS, HearingEngine, assert_empty, scheduler, stream
 
 pytestmark = pytest.mark.vllm
 
@@ -72,7 +72,7 @@ def test_the_comparison_sees_another_order() -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("policy", UNABLATED)
+@pytest.mark.parametrize("policy", PRESETS)
 def test_every_preset_serves_by_priority(policy: str, asynchronous: bool) -> None:
     made = built(asynchronous, policy=policy)
     engine = Stamping(made)

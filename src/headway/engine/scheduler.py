@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import wraps
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -253,14 +254,15 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     def _plan(self, view: StepView) -> StepPlan:
         """What the policy wants of this step, within what the engine can do at all."""
-        if self.lora_config is not None:
-            self.admission.look_at_adapters(self.outcomes.tokens)
+        adapters = self.admission.adapters
+        if adapters is not None:
+            adapters.look(self.outcomes.tokens, chain(view.waiting, view.swapped), view.now_s)
         plan = self.guard.plan(view)
         if self._stalls.remedy is Remedy.RECOMPUTE_PAUSED:
             paused = paused_by(plan, self.ledger.residents)
             plan.preempt = {**plan.preempt, **dict.fromkeys(paused, Fate.RECOMPUTE)}
-        if self.lora_config is not None:
-            plan.run = self.admission.within_adapters(plan.run)
+        if adapters is not None:
+            plan.run, plan.admit = adapters.within(plan.run), adapters.turns(plan, view.waiting)
         if self.transfers is not None and not plan.preempt:
             self.transfers.admit_loaded(plan)
         return plan

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -12,6 +12,7 @@ from headway.core.fill import brings_last_token, starts_whole
 from headway.core.job import Job, JobState
 from headway.core.plan import Reason, StepPlan
 from headway.core.prefix_watch import PrefixWatch
+from headway.engine.step.adapters import AdapterSlots
 from headway.engine.step.context import StepPort, Swaps
 
 
@@ -20,8 +21,8 @@ class Admission:
 
     def __init__(self, engine: StepPort) -> None:
         self._engine = engine
-        self.over_adapters: list[Job] = []
-        self._adapters: set[int] = set()
+        lora = engine.lora_config
+        self.adapters = None if lora is None else AdapterSlots(lora.max_loras)
         groups = engine.kv_cache_config.kv_cache_groups
         self.one_block_for_all_layers = len(groups) == 1 and isinstance(
             groups[0].kv_cache_spec, FullAttentionSpec
@@ -170,7 +171,7 @@ class Admission:
             and not engine.view.defers_prompts
             and self.is_queued(request)
             and self.not_ready(request) is None
-            and self._has_adapter(job)
+            and (self.adapters is None or self.adapters.has(job))
         )
 
     def is_queued(self, request: Request) -> bool:
@@ -180,43 +181,10 @@ class Admission:
             engine.transfers is not None and request in engine.kv_holding_waiting
         )
 
-    def look_at_adapters(self, ran: Iterable[Job]) -> None:
-        """Note which LoRA adapters ran in the last step, before a plan asks for ready jobs. O(jobs of that step)."""
-        self._adapters = {job.lora_id for job in ran if job.lora_id and job.state is JobState.RESIDENT}
-
-    def _has_adapter(self, job: Job) -> bool:
-        """Whether a waiting job's LoRA adapter ran in the last step, or could join those that did.
-
-        vLLM passes over a request that brings one too many; no job is to pause, or to lose its KV, for such a one.
-        """
-        if not job.lora_id or job.lora_id in self._adapters:
-            return True
-        limit: int = self._engine.lora_config.max_loras
-        return len(self._adapters) < limit
-
     def missing_blocks(self, job: Job) -> int:
         """Blocks that have to come free before a waiting job passes all memory checks; 0 if it would now."""
         needed, _ = self._needed(self._engine.requests[job.id])
         return max(0, needed + self._watermark() - self._free_blocks())
-
-    def within_adapters(self, run: Sequence[Job]) -> Sequence[Job]:
-        """`run` without the jobs whose LoRA adapter would be one too many in a step (invariant 11).
-
-        vLLM asserts that running requests span at most `max_loras` adapters; pauses let more be resident.
-        The jobs left out are in `over_adapters` until the next step.
-        """
-        limit = self._engine.lora_config.max_loras
-        adapters: set[int] = set()
-        self.over_adapters = []
-        for job in run:
-            if not job.lora_id or job.lora_id in adapters:
-                continue
-            if len(adapters) < limit:
-                adapters.add(job.lora_id)
-            else:
-                self.over_adapters.append(job)
-        over = set(self.over_adapters)
-        return [job for job in run if job not in over] if over else run
 
     def windows(self, plan: StepPlan) -> tuple[list[Request], list[Request], Job | None]:
         """The requests that vLLM may start in this step, in order: those that hold blocks, and the others.

@@ -61,7 +61,7 @@ class Shaping:
             defers_prefills=defers_prefills and not (may_release and self._release_prefills(caps)),
             caps=caps,
             cut=cut,
-            over_adapters=self._admission.over_adapters,
+            over_adapters=() if self._admission.adapters is None else self._admission.adapters.over,
             not_offloaded=not_offloaded,
         )
 
