@@ -74,6 +74,12 @@ all tokens that the engine allows; no step is longer than a token may take; blin
 used; KV is dropped, never swapped.
 """
 
+BUDGETS = {
+    f"{STOCK}-{tokens}": (STOCK, Parts(batching=f"decode-first:token_budget={tokens}"))
+    for tokens in (1024, 2048, 4096)
+}
+"""Stock with other tokens a step than vLLM's default: with these and `sarathi`'s 512 its best is among the rivals."""
+
 BLIND_ORDERS = {
     "arrival",
     "shortest-prompt",
@@ -82,6 +88,7 @@ BLIND_ORDERS = {
     "skip-join-mlfq",
     "predicted-remaining",
     "hrrn",
+    "boost",
     "governed",
 }
 BLIND_BATCHINGS = {
@@ -141,16 +148,16 @@ def contender(name: str) -> Contender:
         return replace(contender(preset), name=name, parts=Parts(tail=float(dial)))
     if name in POOLED or name in KILLING_ROWS:
         raise ConfigError(f"{name!r} {left_out()[name]}; accepted: presets that serve one engine")
-    preset, parts = ABLATIONS.get(name, (name, OWN_PARTS))
+    preset, parts = (ABLATIONS | BUDGETS).get(name, (name, OWN_PARTS))
     predictor = DEFAULT_PREDICTOR if uses_predictions(preset, parts) else NO_PREDICTOR
     blind = is_blind(find_preset(preset, **parts.given()))
     return Contender(name=name, preset=preset, predictor=predictor, parts=parts, blind=blind)
 
 
 def rivals(subject: str) -> tuple[str, ...]:
-    """Every preset that runs on one engine of its own, but the subject, `headway`, and doubles."""
+    """Every preset that runs on one engine of its own, but the subject, `headway`, and doubles; and stock's budgets."""
     out = {*left_out(), subject, SUBJECT}
-    return tuple(name for name in known_presets() if name not in out)
+    return (*(name for name in known_presets() if name not in out), *BUDGETS)
 
 
 def ablations(subject: str) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from bench.gain.regret import (
 )
 from bench.gain.regret_runs import (
     ABLATIONS,
+    BUDGETS,
     ANY,
     LOADS,
     Cell,
@@ -250,10 +251,10 @@ def test_the_classes_of_a_trace_count_where_it_has_some() -> None:
 
 
 def test_every_preset_is_a_rival_or_left_out_for_a_reason() -> None:
-    assert set(known_presets()) == {*rivals("vllm"), *left_out(), "vllm", "headway"} - {
-        *POOLED,
-        *KILLING_ROWS,
-    }
+    raced = {*rivals("vllm"), *left_out(), "vllm", "headway"}
+    assert raced - {*POOLED, *KILLING_ROWS, *BUDGETS} == set(known_presets())
+    assert {"uniboost", "hrrn", "vllm-v0", "sarathi", *BUDGETS} < set(rivals("headway"))
+    assert contender("vllm-1024").blind
     assert left_out()["fastertransformer"] == "has the parts of static"
     assert not set(rivals("edf")) & {*left_out(), "edf"}
     assert set(ablations("headway")) == set(ABLATIONS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headway.policies.order.arrival import Arrival
+from headway.policies.order.boost import Boost
 from headway.policies.order.due import EarliestDeadline, LeastSlack
 from headway.policies.order.governed import Governed
 from headway.policies.order.keyed import LongestPrompt, Priority, ShortestPrompt
@@ -25,6 +26,7 @@ ORDERS: dict[str, type[Order]] = {
     "skip-join-mlfq": SkipJoinMlfq,
     "predicted-remaining": PredictedRemaining,
     "hrrn": Hrrn,
+    "boost": Boost,
     "governed": Governed,
     "least-work": LeastWork,
     "on-time": OnTime,
