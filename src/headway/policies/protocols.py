@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -204,6 +204,9 @@ class KnowsLate(Order, Protocol):
 
     def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
         """The jobs, all live, that have a target and can still meet all they have. O(jobs), without calls."""
+
+    def that_can_wait(self, jobs: Iterable[Job], now_s: float) -> Collection[Job]:
+        """The jobs that are in time whatever happens to them in the next minutes."""
 
     def overdue(self, now_s: float) -> list[Job]:
         """The jobs that rank before those in time, since they have waited too long."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from math import inf
 
 from headway.core.job import Job, JobState
 from headway.core.plan import Fate, StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.admission import startable
 from headway.policies.eviction.making_room import ChooseFate, HostRoom, Room, freed_room, needed_room
-from headway.policies.order.timetable import CAN_WAIT_S
 from headway.policies.protocols import KnowsLate, Order, knows_late
 
 DEFAULT_MAX_RECOMPUTED = 1.0
@@ -31,10 +29,10 @@ def make_urgent_room(
     """The plan with victims for the first newcomer, if it has no room and is overdue or can be in time; else the same.
 
     A newcomer in time displaces jobs that are late or have no target, then jobs in time that have only a deadline,
-    and one that is far enough. Jobs that can wait (CAN_WAIT_S) leave for any newcomer but one of their own kind. No job
-    leaves that has had more tokens computed again than `max_recomputed` times those that it has, so harm is bounded. A
-    newcomer with only a deadline takes no blocks of jobs with a target, which would have to be computed again, and so
-    from job to job: only a worker slot. An overdue job displaces any that is not.
+    and one that is far enough. Jobs that can wait (`KnowsLate.that_can_wait`) leave for any newcomer but one of their
+    own kind. No job leaves that has had more tokens computed again than `max_recomputed` times those that it has, so
+    harm is bounded. A newcomer with only a deadline takes no blocks of jobs with a target, which would have to be
+    computed again, and so from job to job: only a worker slot. An overdue job displaces any that is not.
     Where priority comes first, no resident of a better one leaves. The lowest ranked leave first, as many as the
     newcomer lacks blocks, or a slot. None leaves if all were not enough, if the blocks are coming free anyway, if the
     newcomer starts without since the prefix cache holds the rest of it, or if it does not wait for room. Jobs in
@@ -45,7 +43,9 @@ def make_urgent_room(
     if not knows_late(order) or not view.waiting:
         return plan
     newcomer = next(iter(startable(view, order, plan.leave, 1)), None)
-    if newcomer is None or newcomer.state is not JobState.WAITING or _can_wait(order, newcomer, view.now_s):
+    if newcomer is None or newcomer.state is not JobState.WAITING:
+        return plan
+    if order.that_can_wait([newcomer], view.now_s):
         return plan
     coming = Room(view.blocks_coming_free, 0)
     kept = Room(view.spare_blocks, 0)
@@ -82,7 +82,8 @@ def _leavable(
     if order.on_time([newcomer], view.now_s):
         staying |= {*_unsparing(view, order, newcomer)}
     else:
-        staying |= {job for job in view.residents if not _can_wait(order, job, view.now_s)}
+        patient = order.that_can_wait(view.residents, view.now_s)
+        staying |= {job for job in view.residents if job not in patient}
     return [
         job
         for job in view.residents
@@ -98,14 +99,6 @@ def _unsparing(view: StepView, order: KnowsLate, newcomer: Job) -> Iterable[Job]
     later_s = order.latest_start_s(newcomer) + _SPARE_S
     in_time = order.on_time(view.residents, view.now_s)
     return (job for job in in_time if _is_read(job) or order.latest_start_s(job) < later_s)
-
-
-def _can_wait(order: KnowsLate, job: Job, now_s: float) -> bool:
-    """Whether a job is in time whatever happens to it in the next minutes."""
-    due_s = job.due_s
-    if due_s is None or due_s < now_s + CAN_WAIT_S:  # as nearly always, and soon said
-        return False
-    return now_s + CAN_WAIT_S <= order.latest_start_s(job) < inf
 
 
 def _is_read(job: Job) -> bool:

@@ -244,6 +244,10 @@ class OnTime:
         self._ask_of(jobs)
         return self._times.in_time(jobs, now_s)
 
+    def that_can_wait(self, jobs: Iterable[Job], now_s: float) -> Mapping[Job, float]:
+        """The jobs that are in time whatever happens to them in the next minutes, by latest start."""
+        return self._times.that_can_wait(jobs, now_s)
+
     def overdue(self, now_s: float) -> list[Job]:
         """The jobs that rank before all others, since they have waited too long, resident or not.
 
