@@ -28,8 +28,8 @@ from bench.gain.regret import (
 )
 from bench.gain.regret_runs import (
     ABLATIONS,
-    BUDGETS,
     ANY,
+    BUDGETS,
     LOADS,
     Cell,
     Plan,

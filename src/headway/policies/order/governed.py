@@ -34,14 +34,12 @@ class Governed:
         tail: float = DEFAULT_TAIL,
         min_answers: int = _RULE.min_answers,
         least_tau: float = _RULE.least_tau,
-        least_coverage: float = _RULE.least_coverage,
         trusted_at_first: bool = _RULE.trusted_at_first,
     ) -> None:
         self.quality = PredictionQuality(
             TrustRule(
                 min_answers=min_answers,
                 least_tau=least_tau,
-                least_coverage=least_coverage,
                 trusted_at_first=trusted_at_first,
             )
         )
