@@ -21,8 +21,9 @@ from headway.engine.model_free import (
     make_scheduler,
 )
 from headway.engine.self_check import compare_logs, stock_builder
+from headway.policies.presets import PRESETS
 from tests.engine.scripted_connector import OffloadingEngine, Script, TransferringEngine, transfer_config
-from tests.engine.scripts import NUM_BLOCKS, PRESETS, HearingEngine, assert_empty, stream
+from tests.engine.scripts import NUM_BLOCKS, HearingEngine, assert_empty, stream
 
 pytestmark = pytest.mark.vllm
 

@@ -13,7 +13,8 @@ from headway.core.plan import Reason
 from headway.core.record import Outcome
 from headway.engine.model_free import ScriptedRequest, make_scheduler, replay, to_request
 from headway.engine.self_check import compare_logs, stock_builder
-from tests.engine.scripts import PRESETS, HearingEngine, assert_empty, scheduler, stream
+from headway.policies.presets import PRESETS
+from tests.engine.scripts import HearingEngine, assert_empty, scheduler, stream
 
 pytestmark = pytest.mark.vllm
 

@@ -45,6 +45,7 @@ def stream(
 
 def served(
     *streams: list[TraceRequest],
+    policy: str = "headway",
     parts: Parts = OWN_PARTS,
     seats: int | None = None,
     blocks: int | None = None,
@@ -58,7 +59,7 @@ def served(
     records: list[Record] = []
     simulate(
         requests,
-        policy_factory("headway", parts, requests),
+        policy_factory(policy, parts, requests),
         System(
             limits=engine_limits(EngineSizes(max_num_seqs=seats, num_blocks=blocks), gpu, costs),
             calibration=costs,

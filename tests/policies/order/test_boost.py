@@ -62,7 +62,7 @@ def test_a_large_gamma_is_first_come_and_a_small_one_shortest_prompt_first() -> 
 def test_the_boost_is_bounded_whatever_is_known(tokens: int, gamma_per_s: float) -> None:
     order = Boost(gamma_per_s=gamma_per_s)
     job = make_job("a", arrival_s=100.0, prompt=tokens)
-    moved_s = 100.0 - float(order.key(job)[0])  # type: ignore[arg-type]
+    moved_s = 100.0 - float(order.key(job)[0])
     assert 0 <= moved_s <= order.boost_s(0.0) + 1e-9
     work_s = max(1e-3, ASSUMED_TOKEN_S * tokens)
     assert moved_s == pytest.approx(log(1 / (1 - exp(-gamma_per_s * work_s))) / gamma_per_s, abs=1e-6)
