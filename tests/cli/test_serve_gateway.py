@@ -23,34 +23,42 @@ SMALL_SERVER = Path(__file__).parents[1] / "gateway" / "small_server.py"
 
 OWNER = """
 import sys
+from pathlib import Path
 from headway.cli.serve_gateway import run_gateway
 from headway.cli.serve_layout import read_layout
 from headway.cli.serve_site import Site
 from headway.engine.servers.instances_command import Binding
 from headway.engine.servers.instances_command import InstancesPlan, LocalInstances
+from headway.engine.servers.kept_instances import InstancesFolder
 from headway.engine.settings import EngineSettings
 from headway.gateway.fleet.supervisor import FleetOptions
 from headway.gateway.http.options import GatewayOptions
 
-folder, script, port = sys.argv[1:]
+folder, script, port, kept, drain_s = sys.argv[1:]
 layout = read_layout(pools="lp=1,hp=1")
 plan = InstancesPlan(folder, {pool: EngineSettings(policy=policy) for pool, policy in layout.presets.items()})
-local = LocalInstances(plan, Binding(), int(port) + 1, program=(sys.executable, script))
-fleet_options = FleetOptions(interval_s=0.1, timeout_s=5.0, backoff_s=0.1, drain_s=60.0)
-sys.exit(run_gateway(Site(layout, ("127.0.0.1", int(port)), GatewayOptions(drain_s=60.0), fleet_options, local=local)))
+kept = InstancesFolder(Path(kept)) if kept else None
+local = LocalInstances(plan, Binding(), int(port) + 1, program=(sys.executable, script), folder=kept)
+local.check_running([(place.name, place.pool) for place in layout.launched])
+fleet_options = FleetOptions(
+    interval_s=0.1, timeout_s=5.0, backoff_s=0.1, drain_s=60.0, keeps_instances=kept is not None
+)
+options = GatewayOptions(drain_s=float(drain_s))
+sys.exit(run_gateway(Site(layout, ("127.0.0.1", int(port)), options, fleet_options, local=local)))
 """
 
 
 class Running:
     """A gateway at work, and what can be seen of it from outside."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, kept: Path | None = None, drain_s: float = 60.0) -> None:
         self.port = port
-        self.log = folder / "log"
+        self.log = folder / f"log-{port}"
         self._state_file = folder / "state.json"
         self.behave()
         words = [sys.executable, "-c", OWNER, str(folder), str(SMALL_SERVER), str(port)]
-        with self.log.open("wb") as log:
+        words += ["" if kept is None else str(kept), str(drain_s)]
+        with self.log.open("ab") as log:
             environment = {**os.environ, "SMALL_STATE": str(self._state_file)}
             self.process = subprocess.Popen(words, stderr=log, env=environment)
 

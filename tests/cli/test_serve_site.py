@@ -158,6 +158,16 @@ def test_instances_here_ask_for_a_key_that_the_gateway_alone_has(
     assert "--seed" in key_and_command(site(model, "--seed", "1", "--api-key=abc", instances=1))[2]
 
 
+def test_instances_that_are_kept_keep_their_key(model: str, tmp_path: Path) -> None:
+    own, kept = tmp_path / "keys", tmp_path / "kept"
+    own.write_text("secret\n")
+    found = {site(model, instances=1, api_keys=own, keep_instances=kept).upstream_key for _ in range(2)}
+    assert len(found) == 1
+    assert None not in found
+    text = introduction(site(model, instances=1, keep_instances=kept), "demo")
+    assert f"Instances go on when the gateway ends; their logs are in {kept}." in text
+
+
 def test_the_key_of_servers_that_join_is_that_of_all(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "def")
     joined = ("http://10.0.0.3:8000",)
@@ -266,6 +276,7 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
             ["--join", "http://x", "--shadow", ","],
             "error: --shadow is ','; accepted: names of the preset table",
         ),
+        (["demo", "--keep-instances", "x"], "error: --keep-instances is for several instances"),
         (["demo", "--rebalance"], "error: --rebalance is for several instances"),
         (["demo", "--instances", "1", "--max-queue", "0"], "error: --max-queue is 0; accepted: 1 or more"),
         (
@@ -299,6 +310,14 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         (
             ["demo", "--pools", "lp=1,hp=1", "--records", "/proc/none/r.jsonl"],
             "error: --records /proc/none/r-lp-0.jsonl cannot be written",
+        ),
+        (
+            ["demo", "--instances", "1", "--keep-instances", "/proc/none"],
+            "error: --keep-instances is /proc/none (No such file or directory); accepted: a folder",
+        ),
+        (
+            ["--join", "http://x", "--keep-instances", "/proc/none"],
+            "error: --keep-instances is /proc/none; accepted: with --instances N or --pools, without --rebalance",
         ),
         (["demo", "--instances", "1", "--port", "80"], "error: --port is 80; accepted: 1024 to 65535"),
         (

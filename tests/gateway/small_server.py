@@ -1,4 +1,4 @@
-"""A small server run as a process of its own: `small_server.py --end-with-parent PID ... --port PORT`.
+"""A small server run as a process of its own: `small_server.py [--end-with-parent PID] ... --port PORT`.
 
 It answers what vLLM answers on `/health`, `/v1/models`, `/version` and `/metrics`, and reads the file named by
 $SMALL_STATE (JSON) at every request, so that a test can change its ways while it runs:
@@ -11,7 +11,9 @@ $SMALL_STATE (JSON) at every request, so that a test can change its ways while i
     metrics: text    in place of what it counts
     paused: path     that says that its engine is paused (`is_paused`, `is_sleeping`)
     slow_s           until `/slow` is answered
-What is posted is appended to a file beside that one, which ends in `.posts`.
+    token_s          between two tokens of a completion
+A completion is a stream of `max_tokens` tokens. What else is posted is appended to a file beside that one, which ends
+in `.posts`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headway.engine.servers.launcher import end_with_parent
+from headway.engine.servers.launcher import heed_parent
 
 MODELS = '{"object": "list", "data": [{"id": "small", "max_model_len": 4096}]}'
 
@@ -73,11 +75,25 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        if self.path == "/v1/completions":
+            self._stream(json.loads(body)["max_tokens"])
+            return
         with self.state_file.with_suffix(".posts").open("a") as posts:
             posts.write(f"{self.path} {body}\n")
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+    def _stream(self, tokens: int) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for number in range(tokens):
+            finish = '"length"' if number == tokens - 1 else "null"
+            choice = f'{{"index":0,"text":" w{number}","finish_reason":{finish},"token_ids":[{number}]}}'
+            self.wfile.write(f'data: {{"id":"a","choices":[{choice}]}}\n\n'.encode())
+            time.sleep(state(self.state_file).get("token_s", 0))
+        self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, *arguments: object) -> None:
         """Nothing."""
@@ -85,7 +101,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def main() -> None:
     """Serve until told to end."""
-    end_with_parent(int(sys.argv[2]))
+    heed_parent()
     port = sys.argv[sys.argv.index("--port") + 1]
     Handler.state_file = Path(os.environ["SMALL_STATE"])
     wanted = state(Handler.state_file)

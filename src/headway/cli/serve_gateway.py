@@ -104,7 +104,8 @@ class _Run:
             open_session(site.upstream_key, traced=False) as session,
             asyncio.TaskGroup() as group,
         ):
-            fleet = Fleet(members(site), session=session, options=site.fleet_options)
+            folder = None if site.local is None else site.local.folder
+            fleet = Fleet(members(site), session=session, options=site.fleet_options, kept_adapters=folder)
             app = Gateway(
                 fleet, build_router(site.layout.router), site.options, time.monotonic, self._batching
             )
@@ -120,6 +121,9 @@ class _Run:
                 await self._close(fleet)
                 for task in (serving, *others):
                     task.cancel()
+        if folder is not None:
+            pids = folder.running().values()
+            _LOG.info("instances go on; `kill %s` ends them", " ".join(map(str, pids)))
         return self._exit_code()
 
     def _others(self, fleet: Fleet, app: Gateway) -> list[Coroutine[Any, Any, None]]:

@@ -207,6 +207,12 @@ class GatewayFlags:
         ),
     ] = True
     central: Annotated[BatchFlags, OptionGroup()] = field(default_factory=BatchFlags)
+    keep_instances: Annotated[
+        Path | None,
+        Setting(
+            "Let instances outlive the gateway. The next one with this FOLDER finds them again.", "FOLDER"
+        ),
+    ] = None
     rebalance: Annotated[bool, Setting("Move instances between pools when one is short of time.")] = False
     api_keys: Annotated[
         Path | None,

@@ -22,6 +22,7 @@ from headway.engine.servers.instances_command import (
     check_kv_caches,
     check_memory,
 )
+from headway.engine.servers.kept_instances import InstancesFolder
 from headway.engine.servers.server_command import ServerCommand
 from headway.engine.servers.vllm_flags import VllmFlag, parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
@@ -94,13 +95,14 @@ def build_site(asked: ServeRequest, flags: GatewayFlags, address: tuple[str, int
     _check_model(asked, flags)
     _check_tls(asked, layout)
     options = _options(asked, flags, layout)
-    key = _upstream_key(asked, layout, options.keys)
+    folder = _folder(flags)
+    key = _upstream_key(asked, layout, options.keys, folder)
     return Site(
         layout,
         address,
         options,
-        FleetOptions(drain_s=options.drain_s),
-        local=_local(asked, layout, address[1], key) if layout.launched else None,
+        FleetOptions(drain_s=options.drain_s, keeps_instances=folder is not None),
+        local=_local(asked, layout, address[1], key, folder) if layout.launched else None,
         upstream_key=key,
         central=central,
         rebalances=_rebalances(flags, layout),
@@ -133,6 +135,7 @@ def introduction(site: Site, model: str | None) -> str:
             ),
             *(f"  {place.name:{width}}  {_what(site, place)}" for place in layout.places),
             *(f"Warning: {warning}." for warning in warnings),
+            *_kept(site),
         ]
     )
 
@@ -144,6 +147,15 @@ def _batches(central: CentralFlags) -> list[str]:
     lengths = "not predicted" if central.predictor is None else f"predicted with {central.predictor}"
     kept = "" if central.length_model is None else f", kept in {central.length_model}"
     return [f"one queue of batches, {central.batches.batches!r}; lengths of answers are {lengths}{kept}"]
+
+
+def _kept(site: Site) -> list[str]:
+    """What becomes of the instances, for people."""
+    if site.local is None or site.local.folder is None:
+        return []
+    running = site.local.folder.running()
+    found = f"{', '.join(running)} run already. " if running else ""
+    return [f"{found}Instances go on when the gateway ends; their logs are in {site.local.folder.folder}."]
 
 
 def _what(site: Site, place: Place) -> str:
@@ -206,7 +218,9 @@ def _check_model(asked: ServeRequest, flags: GatewayFlags) -> None:
         )
 
 
-def _local(asked: ServeRequest, layout: SiteLayout, port: int, key: str | None) -> LocalInstances:
+def _local(
+    asked: ServeRequest, layout: SiteLayout, port: int, key: str | None, folder: InstancesFolder | None
+) -> LocalInstances:
     """What launches the instances, every command of theirs checked."""
     assert asked.model is not None
     settings = {pool: asked.settings(preset) for pool, preset in layout.presets.items()}
@@ -225,10 +239,21 @@ def _local(asked: ServeRequest, layout: SiteLayout, port: int, key: str | None) 
     check_memory(next(iter(settings.values())), count)
     check_kv_caches(plan, count)
     binding = bind_instances(plan, count)
-    local = LocalInstances(plan, binding, port + 1, api_key=key if own_key else None)
+    local = LocalInstances(plan, binding, port + 1, api_key=key if own_key else None, folder=folder)
     for place in layout.launched:
         check_engine_files(local.prepare(place.name, place.pool).settings)
+    local.check_running([(place.name, place.pool) for place in layout.launched])
     return local
+
+
+def _folder(flags: GatewayFlags) -> InstancesFolder | None:
+    """Where instances are found again. Raises ConfigError for instances that are not launched, or change their role."""
+    if flags.keep_instances is None:
+        return None
+    if not flags.launches or flags.rebalance:
+        accepted = "--instances N or --pools, without --rebalance"
+        raise ConfigError.of("keep_instances", str(flags.keep_instances), f"with {accepted}")
+    return InstancesFolder(flags.keep_instances)
 
 
 def _options(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> GatewayOptions:
@@ -282,7 +307,9 @@ def _instances_keys(vllm_flags: Sequence[str]) -> tuple[str, ...]:
     return tuple(filter(None, given[-1] if given else [os.environ.get(KEY_VARIABLE)]))
 
 
-def _upstream_key(asked: ServeRequest, layout: SiteLayout, keys: Keys) -> str | None:
+def _upstream_key(
+    asked: ServeRequest, layout: SiteLayout, keys: Keys, folder: InstancesFolder | None
+) -> str | None:
     """The key that instances are asked with.
 
     Where the gateway asks for keys, instances that are launched here get one of their own, which it alone knows. A key
@@ -291,7 +318,9 @@ def _upstream_key(asked: ServeRequest, layout: SiteLayout, keys: Keys) -> str | 
     given = next(reversed(_instances_keys(asked.vllm_flags)), None)
     in_file = any(flag.name == _KEY_FLAG and not flag.words for flag in parse_vllm_flags(asked.vllm_flags))
     shared = given is not None and (bool(layout.joined) or in_file)
-    return secrets.token_urlsafe() if keys and layout.launched and not shared else given
+    if not keys or not layout.launched or shared:
+        return given
+    return secrets.token_urlsafe() if folder is None else folder.key()
 
 
 def _without(name: str, words: Sequence[str]) -> tuple[str, ...]:

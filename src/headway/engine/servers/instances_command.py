@@ -9,6 +9,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,15 +18,17 @@ import msgspec
 
 from headway.engine.machine import host_memory_bytes, is_cpu_build
 from headway.engine.servers.generation_config import answer_limit
+from headway.engine.servers.kept_instances import InstancesFolder, Start
 from headway.engine.servers.server_command import (
     CPU_KV_CACHE_BYTES,
+    HOST,
     KV_CACHE_FLAG,
     TRANSFER_FLAG,
     ServerCommand,
     chooses_kv_cache,
     server_command,
 )
-from headway.engine.servers.server_process import GRACE_S, LAUNCHER, ServerProcess, put_aside
+from headway.engine.servers.server_process import GRACE_S, LAUNCHER, Server, ServerProcess, put_aside
 from headway.engine.servers.vllm_flags import is_given, parse_vllm_flags, value_of
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError, UpstreamError
@@ -171,9 +174,6 @@ def _without_last(share: Sequence[int]) -> Sequence[int]:
     return share[:-1] if len(share) > 1 else share
 
 
-HOST = "127.0.0.1"
-"""Instances are reached through the gateway alone."""
-
 _QUIET = ("--disable-access-log-for-endpoints", "/health")
 """The gateway asks every second."""
 
@@ -240,7 +240,8 @@ class LocalInstances:
     """Starts the instances of a plan, each on devices of its own and on a port that is free then.
 
     `index` is an instance's place among all, and stays when it is started again under another name. `first_port` is
-    where the search for ports begins. With `api_key` they ask for that key. `answer_limit`: see `generation_config`.
+    where the search for ports begins. With `api_key` they ask for that key. With a `folder` they outlive this process,
+    and those that run are found there. `answer_limit`: see `generation_config`.
     """
 
     def __init__(
@@ -251,8 +252,10 @@ class LocalInstances:
         program: Sequence[str] = LAUNCHER,
         *,
         api_key: str | None = None,
+        folder: InstancesFolder | None = None,
     ) -> None:
         self.binding = binding
+        self.folder = folder
         self.answer_limit = answer_limit(plan.model, plan.vllm_flags)
         self._key = {} if api_key is None else {KEY_VARIABLE: api_key}
         self._plan = plan
@@ -268,29 +271,48 @@ class LocalInstances:
             self._commands[key] = self._plan.command(name, pool)
         return self._commands[key]
 
-    def start(self, index: int, name: str, pool: str) -> ServerProcess:
+    def start(self, index: int, name: str, pool: str) -> Server:
         """Start the instance; its output is shown under its name. Raises UpstreamError if no port is free.
 
-        What an earlier one of that name has recorded is kept under another name.
+        What an earlier one of that name has recorded is kept under another name. With a folder the instance is started
+        only if it does not run, and its output goes there.
         """
-        command = self.prepare(name, pool)
-        put_aside(command.settings.records)
-        self._ports[index] = port = self._port(index)
+        if self.folder is not None:
+            prepare = partial(self._prepared_port, index, name, pool)
+            return self.folder.find_or_start(name, self._start(index, name, pool), prepare)
+        start, port = self._start(index, name, pool), self._prepared_port(index, name, pool, set())
         return ServerProcess(
-            command.on_port(port).arguments,
+            start.command.on_port(port).arguments,
             (HOST, port),
-            environment={**self.binding.environment(index), **self._plan.environment(index), **self._key},
+            environment=start.environment,
             label=name,
-            grace_s=GRACE_S + command.drain_s,
-            program=self._program,
+            grace_s=GRACE_S + start.command.drain_s,
+            program=start.program,
         )
 
-    def _port(self, index: int) -> int:
+    def check_running(self, places: Sequence[tuple[str, str]]) -> None:
+        """Raise ConfigError if instances run in the folder that are not these, each a name and a pool."""
+        if self.folder is not None:
+            self.folder.check(
+                {name: self._start(index, name, pool) for index, (name, pool) in enumerate(places)}
+            )
+
+    def _start(self, index: int, name: str, pool: str) -> Start:
+        environment = {**self.binding.environment(index), **self._plan.environment(index), **self._key}
+        return Start(self._program, self.prepare(name, pool), environment)
+
+    def _prepared_port(self, index: int, name: str, pool: str, others: set[int]) -> int:
+        """A free port, once what an earlier instance has recorded is put aside."""
+        put_aside(self.prepare(name, pool).settings.records)
+        self._ports[index] = self._port(index, others)
+        return self._ports[index]
+
+    def _port(self, index: int, others: set[int]) -> int:
         """A free port, the instance's own from before if possible.
 
         Another process may take it first. The server then ends, and is started again on another port.
         """
-        taken = {port for other, port in self._ports.items() if other != index}
+        taken = others | {port for other, port in self._ports.items() if other != index}
         before = [self._ports[index]] if index in self._ports else []
         for port in chain(before, range(self._first_port, _LAST_PORT + 1)):
             if port not in taken and _is_free(port):

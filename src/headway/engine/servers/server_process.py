@@ -17,7 +17,7 @@ from glob import escape
 from itertools import count
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import IO, Self
+from typing import IO, Protocol, Self
 
 from headway.engine.servers.launcher import PARENT_FLAG
 from headway.errors import UpstreamError
@@ -122,7 +122,26 @@ CHILDREN_GRACE_S = 5.0
 _POLL_S = 0.2
 
 
-class ServerProcess:
+class Process(Protocol):
+    """What a server's owner needs of its process: `subprocess.Popen` has it."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Exit code if the process has ended, without waiting."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Exit code once it has ended. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
+
+
+class Output(Protocol):
+    """Where a server's output goes."""
+
+    def last_words(self) -> str:
+        """The last line that told of an error; empty if none did."""
+
+
+class Server:
     """A running `vllm serve`, in a session of its own so that a terminal's Ctrl-C reaches only its owner.
 
     vLLM ignores SIGTERM until it serves, and ends its engine by itself only when the signal goes to the API
@@ -130,41 +149,13 @@ class ServerProcess:
     """
 
     def __init__(
-        self,
-        arguments: Sequence[str],
-        address: tuple[str, int],
-        *,
-        environment: Mapping[str, str] | None = None,
-        log: int | IO[bytes] | None = None,
-        label: str | None = None,
-        grace_s: float = GRACE_S,
-        program: Sequence[str] = LAUNCHER,
+        self, process: Process, address: tuple[str, int], output: Output | None, grace_s: float
     ) -> None:
-        """Start `vllm ARGUMENTS`, which must listen on `address`; its output goes to `log` (default: stderr).
-
-        With a `label` it goes there line by line, each with the label in front, and `last_words` can be heard. Raises
-        OSError if it cannot be started.
-        """
         self.address = address
+        self._process = process
+        self._output = output
         self._grace_s = grace_s
         self._ended = False
-        output = sys.stderr.fileno() if log is None else log
-        self._output = None if label is None else LabelledOutput(label, output)
-        try:
-            self._process = subprocess.Popen(
-                [*program, PARENT_FLAG, str(os.getpid()), *arguments],
-                env={**os.environ, **(environment or {})},
-                stdin=subprocess.DEVNULL,
-                stdout=output if self._output is None else self._output.pipe,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError:
-            if self._output is not None:  # it is tried again and again
-                self._output.abandon()
-            raise
-        if self._output is not None:
-            self._output.start()
 
     @property
     def url(self) -> str:
@@ -212,7 +203,7 @@ class ServerProcess:
             if self._is_listening():
                 os.kill(self.pid, signal.SIGTERM)
             else:
-                os.killpg(self.pid, signal.SIGINT)
+                self._signal_group(signal.SIGINT)
         timer = threading.Timer(self._grace_s, self.kill)
         timer.daemon = True
         timer.start()
@@ -225,18 +216,26 @@ class ServerProcess:
 
     def kill(self) -> None:
         """End every process of the server at once; nothing once it has been waited for."""
-        if self._ended:  # its group's number may belong to others by now
-            return
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+            self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: int) -> None:
+        """Send a signal to every process of the server. Raises ProcessLookupError if none is left."""
+        if self._ended or self._is_replaced():
+            raise ProcessLookupError
+        os.killpg(self.pid, number)
+
+    def _is_replaced(self) -> bool:
+        """Whether the group's number may belong to others by now: not before the process has been waited for."""
+        return False
 
     def _end_children(self) -> None:
         """End what outlived the server; Python's resource tracker, deaf to SIGTERM, first frees shared memory."""
         deadline = time.monotonic() + CHILDREN_GRACE_S
         with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGTERM)
+            self._signal_group(signal.SIGTERM)
             while time.monotonic() < deadline:
-                os.killpg(self.pid, 0)
+                self._signal_group(0)
                 time.sleep(_POLL_S / 10)
         self.kill()
 
@@ -262,6 +261,45 @@ class ServerProcess:
             return False
         finally:
             connection.close()
+
+
+class ServerProcess(Server):
+    """A server that this process starts, and that ends with it."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        address: tuple[str, int],
+        *,
+        environment: Mapping[str, str] | None = None,
+        log: int | IO[bytes] | None = None,
+        label: str | None = None,
+        grace_s: float = GRACE_S,
+        program: Sequence[str] = LAUNCHER,
+    ) -> None:
+        """Start `vllm ARGUMENTS`, which must listen on `address`; its output goes to `log` (default: stderr).
+
+        With a `label` it goes there line by line, each with the label in front, and `last_words` can be heard. Raises
+        OSError if it cannot be started.
+        """
+        out = sys.stderr.fileno() if log is None else log
+        output = None if label is None else LabelledOutput(label, out)
+        try:
+            process = subprocess.Popen(
+                [*program, PARENT_FLAG, str(os.getpid()), *arguments],
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=out if output is None else output.pipe,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError:
+            if output is not None:  # it is tried again and again
+                output.abandon()
+            raise
+        if output is not None:
+            output.start()
+        super().__init__(process, address, output, grace_s)
 
 
 def end_signals() -> list[signal.Signals]:

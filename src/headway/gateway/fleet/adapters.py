@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Protocol
 
 import aiohttp
 import msgspec
@@ -21,33 +22,61 @@ class _Adapter(msgspec.Struct):
     name: str = ""
 
 
-class Adapters:
-    """What instances were asked to load and not to unload again: name -> path and body of that request."""
+Asked = tuple[str, bytes]
+"""Path and body of a request that loads an adapter."""
+
+
+class KeptAdapters(Protocol):
+    """Where adapters are kept for the gateways that share instances, or come after this one."""
+
+    def adapters(self) -> dict[str, Asked]:
+        """Adapters that are loaded, by name."""
+
+    def keep_adapter(self, name: str, asked: Asked | None) -> None:
+        """An adapter was loaded, or (None) unloaded."""
+
+
+class AdaptersHere:
+    """Adapters that are known as long as the gateway is there."""
 
     def __init__(self) -> None:
-        self._loaded: dict[str, tuple[str, bytes]] = {}
+        self._loaded: dict[str, Asked] = {}
+
+    def adapters(self) -> dict[str, Asked]:
+        """See `KeptAdapters`."""
+        return self._loaded
+
+    def keep_adapter(self, name: str, asked: Asked | None) -> None:
+        """See `KeptAdapters`."""
+        if asked is None:
+            self._loaded.pop(name, None)
+        else:
+            self._loaded[name] = asked
+
+
+class Adapters:
+    """What instances were asked to load and not to unload again."""
+
+    def __init__(self, kept: KeptAdapters | None = None) -> None:
+        self._kept = kept or AdaptersHere()
 
     def note(self, method: str, path: str, body: bytes) -> None:
         """An instance did what this request asks. One about anything else changes nothing."""
         if method == "DELETE" and path.startswith(f"{ADAPTERS}/"):
-            self._loaded.pop(path.removeprefix(f"{ADAPTERS}/"), None)
+            self._kept.keep_adapter(path.removeprefix(f"{ADAPTERS}/"), None)
         if method != "POST" or path not in (_LOAD, _UNLOAD, ADAPTERS):
             return
         try:
             said = msgspec.json.decode(body, type=_Adapter)
         except NOT_AS_EXPECTED:
             return
-        name = said.lora_name or said.name
-        if path == _UNLOAD:
-            self._loaded.pop(name, None)
-        else:
-            self._loaded[name] = (path, body)
+        self._kept.keep_adapter(said.lora_name or said.name, None if path == _UNLOAD else (path, body))
 
     async def load(self, session: aiohttp.ClientSession, instance: str, url: str) -> None:
         """Have an instance load them all; what it does not load is named in the log."""
         limit = aiohttp.ClientTimeout(total=_LOAD_TIMEOUT_S)
         headers = {"content-type": "application/json"}
-        for name, (path, body) in list(self._loaded.items()):
+        for name, (path, body) in list(self._kept.adapters().items()):
             address = root_of(url) + path
             try:
                 async with session.post(address, data=body, headers=headers, timeout=limit) as response:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import aiohttp
 
 from headway.errors import ConfigError
-from headway.gateway.fleet.adapters import Adapters
+from headway.gateway.fleet.adapters import Adapters, KeptAdapters
 from headway.gateway.fleet.health import NO_FACTS, Facts, probing_session
 from headway.gateway.fleet.member import Condition, Member
 from headway.gateway.fleet.models import merged_models
@@ -34,13 +34,14 @@ class Fleet:
         session: aiohttp.ClientSession,
         options: FleetOptions = _DEFAULTS,
         clock: Callable[[], float] = time.monotonic,
+        kept_adapters: KeptAdapters | None = None,
     ) -> None:
         """Raises ConfigError for two instances of one name, or one that is neither launched nor joined by a URL."""
         self.options = options
         self.session = session
         self._clock = clock
         self._facts = NO_FACTS
-        self.adapters = Adapters()
+        self.adapters = Adapters(kept_adapters)
         self._supervisors: dict[str, Supervisor] = {}
         for member in members:
             if member.name in self._supervisors:
@@ -147,7 +148,7 @@ class Fleet:
         await supervisor.recast(new_name, pool)
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End what was launched and wait for it; let go of what was joined. `at_once`: without asking first."""
+        """End what was launched and wait for it; let go of what was joined or is kept. `at_once`: without asking."""
         await asyncio.gather(
             *(supervisor.close(at_once=at_once) for supervisor in self._supervisors.values())
         )

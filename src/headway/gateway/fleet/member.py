@@ -10,9 +10,12 @@ from typing import Protocol
 
 from headway.gateway.fleet.health import NO_FACTS, Facts
 
+LAST_CODE = 255
+"""The last that a process can end with. A greater one says that the server ended where its code was not seen."""
+
 
 class LaunchedServer(Protocol):
-    """A server that the gateway started and ends; `headway.engine.servers.server_process.ServerProcess` is one."""
+    """A server that a gateway started and ends; `headway.engine.servers.server_process.Server` is one."""
 
     @property
     def url(self) -> str:

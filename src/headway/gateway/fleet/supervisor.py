@@ -19,7 +19,7 @@ from headway.gateway.fleet.health import (
     read_facts,
     stopped_process,
 )
-from headway.gateway.fleet.member import Condition, LaunchedServer, Member
+from headway.gateway.fleet.member import LAST_CODE, Condition, LaunchedServer, Member
 
 _LOG = logging.getLogger(__name__)
 _LOOKS = 8
@@ -40,6 +40,7 @@ class FleetOptions:
     health open for `silent_s`, with streams that are silent as long, is frozen: LOST at once.
     `garbage_in_a_row` answers that were none make an instance UNWELL for `garbage_pause_s`. Between launches lie
     `backoff_s`, doubled up to `longest_backoff_s`. An instance that is drained has `drain_s` for the requests it has.
+    `keeps_instances`: those that were launched outlive the fleet.
     """
 
     interval_s: float = 1.0
@@ -54,6 +55,7 @@ class FleetOptions:
     backoff_s: float = 1.0
     longest_backoff_s: float = 60.0
     drain_s: float = 30.0
+    keeps_instances: bool = False
 
     def __post_init__(self) -> None:
         seconds = (
@@ -204,11 +206,11 @@ class Supervisor:
             await asyncio.sleep(self._options.interval_s / 10)
 
     async def close(self, *, at_once: bool) -> None:
-        """End what was launched, with or without asking first, and wait for it."""
+        """End what was launched and is not kept, with or without asking first, and wait for it."""
         self.closing = True
         self.become(Condition.STOPPED, "the gateway ended")
         self._woken.set()
-        if self.member.process is not None:
+        if self.member.process is not None and not self._options.keeps_instances:
             await (kill_process if at_once else stop_process)(self.member.process)
 
     # ---- launched ones ------------------------------------------------------------------------------------------
@@ -367,5 +369,6 @@ async def kill_process(process: LaunchedServer) -> int:
 
 def how_it_ended(code: int, last_words: str = "") -> str:
     """For people: how a process ended, and what it said of it."""
-    ended = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    seen = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
+    ended = "ended" if code > LAST_CODE else seen
     return f"{ended}: {last_words}" if last_words else ended

@@ -1,0 +1,243 @@
+"""Instances that outlive the gateway that started them, and the folder by which another one finds them again."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+import msgspec
+
+from headway.engine.servers.launcher import NOTED_FLAG
+from headway.engine.servers.server_command import HOST, ServerCommand
+from headway.engine.servers.server_process import GRACE_S, Server, error_told
+from headway.errors import ConfigError, RecordError, UpstreamError
+from headway.json_file import read_json, write_json
+
+CODE_UNSEEN = 256
+"""In place of the exit code of a process that another one had started: no process ends with it."""
+_STATE, _LOCK = "instances.json", "lock"
+_LAST_BYTES = 64 << 10
+_POLL_S = 0.05
+_OPEN_TO_OTHERS = 0o077
+
+
+class KeptInstance(msgspec.Struct, frozen=True):
+    """An instance: its process by id and start, its port, a digest of how it was started, and where its log begins."""
+
+    pid: int
+    started: str
+    port: int
+    command: str
+    log_start: int
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process is there, and has not ended. A process that was given its id later is another one."""
+        return process_start(self.pid) == self.started != ""
+
+
+class _State(msgspec.Struct):
+    """What the folder keeps. `api_key` is what the instances ask for; `adapters` were loaded through a gateway."""
+
+    api_key: str | None = None
+    instances: dict[str, KeptInstance] = {}
+    adapters: dict[str, tuple[str, bytes]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How an instance is started, but for its port. `environment` is added to this process's."""
+
+    program: Sequence[str]
+    command: ServerCommand
+    environment: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """What two starts have in common only if they start the same instance."""
+        said = (self.command.arguments, sorted(self.environment.items()))
+        return sha256(msgspec.json.encode(said)).hexdigest()
+
+
+class InstancesFolder:
+    """Says which instances run, to every gateway that is given the folder: several may have it at a time.
+
+    A lock is held for each change, so that of two gateways that miss an instance one starts it and the other finds it.
+    The folder is this user's alone: it holds the key of the instances.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises ConfigError for a folder that others may read, and for one that does not say what it should."""
+        self.folder = folder
+        if not Path("/proc/self/stat").exists():
+            raise ConfigError.of("keep_instances", str(folder), "on Linux, where /proc tells processes apart")
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            found = folder.stat()
+        except OSError as error:
+            raise ConfigError.of(
+                "keep_instances", f"{folder} ({error.strerror})", "a folder to write to"
+            ) from None
+        if found.st_uid != os.geteuid() or found.st_mode & _OPEN_TO_OTHERS:
+            whose = f"{folder}, of user {found.st_uid} with mode {found.st_mode & 0o777:o}"
+            raise ConfigError.of("keep_instances", whose, f"a folder of user {os.geteuid()} with mode 700")
+        self._read()
+
+    def key(self) -> str:
+        """The key of the instances, made with the folder."""
+        with self._changed() as state:
+            state.api_key = state.api_key or secrets.token_urlsafe()
+        return state.api_key
+
+    def check(self, starts: Mapping[str, Start]) -> None:
+        """Raise ConfigError if an instance runs that these do not start."""
+        running = {name: each for name, each in self._read().instances.items() if each.is_running}
+        digests = {name: start.digest for name, start in starts.items()}
+        others = [name for name, each in running.items() if digests.get(name) != each.command]
+        if others:
+            raise ConfigError(
+                f"in {self.folder} run {', '.join(others)}, started with another model, key or flags, or under names "
+                "that are not served now; accepted: the command that started them, another folder, or "
+                f"`kill {' '.join(str(running[name].pid) for name in others)}` before"
+            )
+
+    def find_or_start(self, name: str, start: Start, prepare: Callable[[set[int]], int]) -> Server:
+        """The instance of that name, which is started unless it runs. O(instances).
+
+        `prepare` is called before a start, with the ports of the others, and returns a free one. Raises OSError or
+        HeadwayError if the instance cannot be started.
+        """
+        with self._changed() as state:
+            found = state.instances.get(name)
+            if found is not None and found.is_running:
+                if found.command != start.digest:
+                    raise UpstreamError(
+                        f"another gateway has started {name} with another model, key or flags"
+                    )
+                return _KeptServer(found, _Found(found), self._log(name), start)
+            port = prepare({each.port for each in state.instances.values() if each.is_running})
+            log_start, process = _started(start, port, self._log(name))
+            kept = KeptInstance(process.pid, process_start(process.pid), port, start.digest, log_start)
+            state.instances[name] = kept
+        assert process.stdin is not None
+        with process.stdin as told:
+            told.write(b".")
+        return _KeptServer(kept, process, self._log(name), start)
+
+    def running(self) -> dict[str, int]:
+        """Process ids of the instances that run, by name."""
+        return {name: each.pid for name, each in self._read().instances.items() if each.is_running}
+
+    # ---- adapters ---------------------------------------------------------------------------------------------------
+
+    def adapters(self) -> dict[str, tuple[str, bytes]]:
+        """The adapters that are loaded: name -> path and body of the request that loaded it."""
+        return self._read().adapters
+
+    def keep_adapter(self, name: str, asked: tuple[str, bytes] | None) -> None:
+        """An adapter was loaded, or (None) unloaded."""
+        with self._changed() as state:
+            if asked is None:
+                state.adapters.pop(name, None)
+            else:
+                state.adapters[name] = asked
+
+    # ---- the file ---------------------------------------------------------------------------------------------------
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def _read(self) -> _State:
+        """Raises ConfigError for a file that cannot be read: it may stand for engines that run."""
+        try:
+            return read_json(self.folder / _STATE, _State) or _State()
+        except RecordError as error:
+            accepted = "a folder as a gateway left it, or an empty one once its instances are gone"
+            raise ConfigError.of("keep_instances", str(error), accepted) from None
+
+    @contextmanager
+    def _changed(self) -> Iterator[_State]:
+        with (self.folder / _LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            state = self._read()
+            yield state
+            write_json(self.folder / _STATE, state)
+
+
+def process_start(pid: int) -> str:
+    """When a process started, in clock ticks of this boot; empty if it is not there, or has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except (OSError, ValueError):
+        return ""
+    return "" if fields[0] in "ZX" else f"{boot}:{fields[19]}"
+
+
+def _started(start: Start, port: int, log: Path) -> tuple[int, subprocess.Popen[bytes]]:
+    """Where in the log its output begins, and the process, which ends unless it hears that it has been noted."""
+    with log.open("ab") as output:
+        return output.tell(), subprocess.Popen(
+            [*start.program, NOTED_FLAG, *start.command.on_port(port).arguments],
+            env={**os.environ, **start.environment},
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+class _Found:
+    """A process that another gateway has started: see `server_process.Process`."""
+
+    def __init__(self, kept: KeptInstance) -> None:
+        self.pid = kept.pid
+        self._kept = kept
+
+    def poll(self) -> int | None:
+        return None if self._kept.is_running else CODE_UNSEEN
+
+    def wait(self, timeout: float | None = None) -> int:
+        deadline_s = float("inf") if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() >= deadline_s:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+            time.sleep(_POLL_S)
+        return code
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """The log of an instance from `start` on."""
+
+    file: Path
+    start: int
+
+    def last_words(self) -> str:
+        with suppress(OSError), self.file.open("rb") as log:
+            log.seek(max(self.start, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+            told = filter(None, map(error_told, reversed(log.read().splitlines())))
+            return next(told, "")
+        return ""
+
+
+class _KeptServer(Server):
+    """A server that outlives its owner, and may have been started by another one."""
+
+    def __init__(
+        self, kept: KeptInstance, process: _Found | subprocess.Popen[bytes], log: Path, start: Start
+    ) -> None:
+        output = _Log(log, kept.log_start)
+        super().__init__(process, (HOST, kept.port), output, GRACE_S + start.command.drain_s)
+        self._kept = kept
+
+    def _is_replaced(self) -> bool:
+        return process_start(self.pid) not in ("", self._kept.started)
