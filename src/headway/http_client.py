@@ -21,8 +21,8 @@ KEEP_ALIVE_S = 2.0
 
 NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError)
 """What a request raises that gets no answer, or no end of it."""
-NOT_AS_EXPECTED = (msgspec.DecodeError, UnicodeDecodeError)
-"""What decoding raises for a body of another shape."""
+NOT_AS_EXPECTED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for a body of another shape, or one that is nested too deep."""
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import multiprocessing
 import os
@@ -154,6 +155,24 @@ async def test_a_signal_to_the_group_ends_no_reader_even_while_it_starts(signum:
             os.kill(process.pid, signum)
             assert (await reading).answers == 2 * PROMPTS
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+async def test_a_process_that_cannot_be_started_costs_the_request_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    start = multiprocessing.get_context("spawn").Process.start
+
+    def fails(_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    async with reader() as bodies:
+        monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", fails)
+        with pytest.raises(GatewayError) as refused:
+            await bodies.read(COMPLETIONS.path, [], encoded(MANY), request_id="r")
+        assert (refused.value.status, refused.value.code) == (503, "body_not_read")
+        monkeypatch.setattr("multiprocessing.context.SpawnProcess.start", start)
+        found = await bodies.read(COMPLETIONS.path, [], encoded(MANY), request_id="r")
+        assert found.answers == 2 * PROMPTS
 
 
 def being_answered() -> int:

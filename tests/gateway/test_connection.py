@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 from collections.abc import AsyncIterator, Iterable
 from itertools import repeat
@@ -277,6 +278,14 @@ async def test_an_upgrade_that_cannot_be_left_out_is_refused(parts: list[bytes])
         assert answer.startswith(b"HTTP/1.1 501 ")
         assert answer.count(b"\r\n\r\n") == 1
         assert not instance.turns
+
+
+async def test_mistakes_of_clients_fill_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        await answer_to(front, [b"CONNECT /health HTTP/1.1\r\nHost: gateway\r\n\r\n"])
+        await answer_to(front, [b"no HTTP\r\n\r\n"])
+        await answer_to(front, [HEAD + UPGRADE % b"h2c" + b"\r\n"])
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 async def test_what_follows_a_request_for_an_upgrade_is_not_read() -> None:

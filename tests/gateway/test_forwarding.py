@@ -145,6 +145,13 @@ async def test_adapters_by_the_other_door_reach_all_too() -> None:
             assert asked(instance, "/adapters") == asked(instance, "/adapters/lora") == 1
 
 
+async def test_what_is_nested_too_deeply_names_no_adapter() -> None:
+    async with upstream() as instance, gateway(instance) as front:
+        deep = b'{"lora_name": "a", "messages": ' + b"[" * 5000 + b"]" * 5000 + b"}"
+        assert (await front.post(deep, LOAD)).status == 202
+        assert (await front.post({}, "/adapters")).status == 202
+
+
 async def test_who_waits_for_a_place_elsewhere_may_leave_and_does_not_wait_for_ever() -> None:
     async with upstream() as instance, gateway(instance, max_in_flight=1, max_age_s=0.5) as front:
         first = asyncio.create_task(front.post({}, "/v1/hang"))

@@ -68,6 +68,10 @@ def test_embeddings_are_prompts() -> None:
     assert read({"prompt_embeds": "aGk="}).answers == 1
 
 
+def test_what_is_no_utf8_is_refused_wherever_it_is() -> None:
+    assert "not a JSON object" in refused(b'{"model": "m", "prompt": "\xff"}').message
+
+
 @pytest.mark.parametrize("where", ["prompt", "messages", "stream_options"])
 def test_what_is_nested_too_deeply_is_refused(where: str) -> None:
     deep = "[" * 100_000 + "]" * 100_000

@@ -313,6 +313,7 @@ async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -
         lifespan="on",
         access_log=False,
         log_config=None,
+        log_level=logging.ERROR,  # of clients' mistakes it warns, a line each
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,

@@ -14,8 +14,6 @@ from contextlib import suppress
 from math import ceil
 from typing import TypeVar
 
-import msgspec
-
 from headway.gateway.batch.asking import Asking, Reply
 from headway.gateway.batch.lines import answer_line, decode_line, problem_line, usage_of
 from headway.gateway.batch.objects import BatchRecord, Problem, Status
@@ -27,6 +25,7 @@ from headway.gateway.fleet.health import read_metrics
 from headway.gateway.http.options import GatewayOptions
 from headway.gateway.http.refusal import GatewayError
 from headway.gateway.request.interrupt import Interrupt, WaitCut
+from headway.http_client import NOT_AS_EXPECTED
 
 T = TypeVar("T")
 
@@ -352,7 +351,7 @@ class Batches:
         ok = reply.status == _OK
         try:
             data = answer_line(reply.request_id, request.custom_id, reply.status, reply.body)
-        except msgspec.DecodeError:
+        except NOT_AS_EXPECTED:
             problem = Problem(code="bad_answer", message=f"HTTP {reply.status}, and no JSON")
             ok, data = False, problem_line(reply.request_id, request.custom_id, problem)
         batch.answers.append(Answer(request.line, ok, data, usage_of(reply.status, reply.body)))

@@ -10,6 +10,7 @@ import msgspec
 
 from headway.core.hints import quoted
 from headway.gateway.batch.objects import Problem
+from headway.http_client import NOT_AS_EXPECTED
 
 MAX_CUSTOM_ID = 512
 _PIECE_BYTES = 2**16
@@ -73,7 +74,7 @@ def check_line(found: Found, endpoint: str, longest: int) -> Checked:
     try:
         line = decode_line(data)
         body = msgspec.json.decode(line.body, type=_Body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_AS_EXPECTED as error:
         told = f"no request ({error}); accepted: custom_id, method, url, body"
         return Checked(problem=_problem(number, "invalid_line", told))
     if not 0 < len(line.custom_id) <= MAX_CUSTOM_ID:
@@ -126,7 +127,7 @@ def problem_line(answer_id: str, custom_id: str | None, problem: Problem) -> byt
 
 
 def answer_line(answer_id: str, custom_id: str, status: int, body: bytes) -> bytes:
-    """A line for a request that was answered with this status. Raises msgspec.DecodeError unless the body is JSON."""
+    """A line for a request that was answered with this status. Raises NOT_AS_EXPECTED unless the body is JSON."""
     whole = msgspec.json.format(body, indent=-1)
     for break_, escaped in _LINE_BREAKS.items():
         whole = whole.replace(break_, escaped)
@@ -158,7 +159,7 @@ def usage_of(status: int, body: bytes) -> Usage:
         return Usage()
     try:
         told = msgspec.json.decode(body, type=_Usage).usage or _Tokens()
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except NOT_AS_EXPECTED:
         return Usage()
     return Usage(
         told.prompt_tokens or told.input_tokens or 0, told.completion_tokens or told.output_tokens or 0

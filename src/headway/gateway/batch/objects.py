@@ -11,6 +11,7 @@ import msgspec
 from headway.core.slo import MAX_TARGET_S
 from headway.gateway.http.api import APIS
 from headway.gateway.http.refusal import bad_request
+from headway.http_client import NOT_AS_EXPECTED
 
 PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
 KEPT_S = 30 * 24 * 3600
@@ -180,7 +181,7 @@ def read_batch_request(body: bytes) -> BatchRequest:
     """What a client asks for. Raises GatewayError (400), which names the field."""
     try:
         asked = msgspec.json.decode(body, type=BatchRequest)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_AS_EXPECTED as error:
         raise bad_request(
             f"the body is no batch ({error}); accepted: an object as OpenAI's API has it"
         ) from None

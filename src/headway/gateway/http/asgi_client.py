@@ -36,6 +36,8 @@ LONGEST_BODY_S = 300.0
 """Waiting for a body in all. It may be slower than MIN_BODY_BYTES_PER_S for STALLED_S: what it sent faster before does
 not make that longer."""
 _REQUEST_ID = b"x-request-id"
+_OF_BODY_AND_NAME = (_REQUEST_ID, b"content-encoding")
+"""What the gateway says otherwise of a request that it has read."""
 API_KEY = b"x-api-key"
 """Where Anthropic's clients have their key."""
 _KEYS = (b"authorization", API_KEY)
@@ -156,7 +158,8 @@ def upstream_headers(
     """A client's headers for an instance: end-to-end ones, without what is said in the body or is the gateway's.
 
     `with_key`: whether the client's key is for the instance, since the gateway asks for none. `request_id` stands in
-    place of the client's, since vLLM goes by the header before the body; empty: there is none, None: as it came.
+    place of the client's, since vLLM goes by the header before the body; empty: there is none. None: the body too goes
+    on as it came, in its own coding.
     """
     next_hop = b",".join(value.lower() for name, value in headers if name == b"connection")
     left_out = _NOT_TO_INSTANCES | {name.strip() for name in next_hop.split(b",")}  # RFC 9110, section 7.6.1
@@ -165,7 +168,7 @@ def upstream_headers(
         for name, value in headers
         if name not in left_out
         and (with_key or name not in _KEYS)
-        and (request_id is None or name != _REQUEST_ID)
+        and (request_id is None or name not in _OF_BODY_AND_NAME)
     ]
     if request_id:
         found.append((_REQUEST_ID.decode(), request_id.decode()))

@@ -46,8 +46,8 @@ class BodyReader:
     ) -> GenerationRequest:
         """Return `read_request(path, headers, body, **options)`, and raise what that raises.
 
-        A byte order mark before the body is no part of it. Also raises GatewayError (503) if the process ends before it
-        has answered.
+        A byte order mark before the body is no part of it. Also raises GatewayError (503) if the process cannot be
+        started, or ends before it has answered.
         """
         options["key_tenant"] = key_tenant
         body = body.removeprefix(BOM_UTF8)
@@ -76,7 +76,7 @@ class BodyReader:
         processes = self._processes
         try:
             return await _submit(processes, function, *arguments)
-        except BrokenProcessPool:
+        except (BrokenProcessPool, OSError):
             # All that waited fail, one after another: another request may have a new process by now.
             if self._processes is processes:
                 self.close()

@@ -26,6 +26,7 @@ from headway.errors import HintError
 from headway.gateway.book.accounts import BatchLine
 from headway.gateway.http.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
 from headway.gateway.http.refusal import GatewayError, bad_request
+from headway.http_client import NOT_AS_EXPECTED
 from headway.routing.cache_aware import BYTES_PER_TOKEN, prompt_blocks
 
 T = TypeVar("T")
@@ -83,7 +84,9 @@ class _Kind(Generic[T]):
         self.accepted = accepted
 
     def decode(self, raw: msgspec.Raw) -> T | None:
-        """The value; None for null. Raises what `UNREADABLE` names for another one."""
+        """The value; None for null. Raises one of NOT_AS_EXPECTED for another one: as it came only its outline has been
+        read.
+        """
         try:
             return self._strict(raw)
         except msgspec.ValidationError:
@@ -112,8 +115,6 @@ _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_parts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.encode
 _TRUE, _NULL = msgspec.Raw(b"true"), msgspec.Raw(b"null")
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises, of a field too: of those that are kept as they came only the outline has been read."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -307,12 +308,12 @@ def _fields_as_in_python(body: bytes) -> Fields:
     """The fields that vLLM finds; none if it finds no object. It reads JSON as Python does: UTF-16 and NaN too."""
     try:
         return _decode_fields(body)
-    except UNREADABLE:
+    except NOT_AS_EXPECTED:
         pass
     try:
         found = json.loads(body, parse_constant=str)
         return _decode_fields(json.dumps(found, ensure_ascii=False).encode(errors="replace"))
-    except (ValueError, *UNREADABLE):
+    except (ValueError, RecursionError):
         return {}
 
 
@@ -332,7 +333,8 @@ def checked_hints(
 def _read_fields(body: bytes) -> Fields:
     try:
         fields = _decode_fields(body)
-    except UNREADABLE as error:
+        str(body, "utf-8")  # the decoder looks at names alone
+    except NOT_AS_EXPECTED as error:
         raise bad_request(f"the body is not a JSON object ({error}); accepted: an object") from None
     if len(fields) > MAX_FIELDS:
         raise bad_request(f"the body has {len(fields)} fields; accepted: up to {MAX_FIELDS}")
@@ -356,7 +358,7 @@ def _value(fields: Fields, name: str, kind: _Kind[T]) -> T | None:
         return None
     try:
         return kind.decode(raw)
-    except UNREADABLE:
+    except NOT_AS_EXPECTED:
         shown = bytes(raw)[:80].decode(errors="replace")
         raise bad_request(f"{name} is {shown}; accepted: {kind.accepted}", name) from None
 

@@ -14,7 +14,8 @@ import msgspec
 from headway.core.hints import LENGTH, read_hints
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
-from headway.gateway.request.generation_request import UNREADABLE, GenerationRequest
+from headway.gateway.request.generation_request import GenerationRequest
+from headway.http_client import NOT_AS_EXPECTED
 from headway.predict.lengths.facts import LengthPredictor, RequestFacts, SharedPrefix
 
 _LOG = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def prompt_text(request: GenerationRequest) -> str:
             continue
         try:
             _gather(msgspec.json.decode(raw), texts)
-        except UNREADABLE:
+        except NOT_AS_EXPECTED:
             continue  # the instance will say what is wrong with it
     return "\n".join(texts)
 

@@ -16,6 +16,7 @@ from headway.errors import UpstreamError
 from headway.gateway.http.api import RESPONSES
 from headway.gateway.http.refusal import bad_request
 from headway.gateway.request.generation_request import GenerationRequest
+from headway.http_client import NOT_AS_EXPECTED
 
 TRANSFER = "kv_transfer_params"
 
@@ -71,7 +72,7 @@ def read_transfer(body: bytes) -> msgspec.Raw:
     """What the decode instance is told of the prompt's KV; `null` if nothing. Raises UpstreamError."""
     try:
         return msgspec.json.decode(body, type=_Answer).kv_transfer_params
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except NOT_AS_EXPECTED as error:
         raise UpstreamError(f"the answer to a prompt is no object ({error})") from None
 
 

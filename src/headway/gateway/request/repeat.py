@@ -26,7 +26,8 @@ from headway.gateway.http.events import (
     read_event,
     refuses,
 )
-from headway.gateway.request.generation_request import UNREADABLE, GenerationRequest
+from headway.gateway.request.generation_request import GenerationRequest
+from headway.http_client import NOT_AS_EXPECTED
 
 Key = tuple[object, ...]
 
@@ -55,7 +56,7 @@ def is_seeded(request: GenerationRequest) -> bool:
 def _number(request: GenerationRequest, name: str) -> float | None:
     try:
         return msgspec.json.decode(request.fields.get(name, b"null"), type=float | None, strict=False)
-    except UNREADABLE:
+    except NOT_AS_EXPECTED:
         return None  # the instance's to refuse
 
 

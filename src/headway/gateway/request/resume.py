@@ -11,7 +11,7 @@ import msgspec
 from headway.errors import UpstreamError
 from headway.gateway.http.api import COMPLETIONS
 from headway.gateway.http.events import DONE, Events, TakenUpEvents, halt_of, is_end_mark, payload, read_event
-from headway.gateway.request.generation_request import UNREADABLE, GenerationRequest, whole_number
+from headway.gateway.request.generation_request import GenerationRequest, whole_number
 from headway.gateway.request.repeat import is_greedy, is_seeded
 from headway.http_client import FIRST_SERVER_FAULT, NO_ANSWER, NOT_AS_EXPECTED, named, root_of
 
@@ -95,7 +95,7 @@ def _short_stops(raw: msgspec.Raw) -> bool:
     """A stop text of one character cannot lie across the break, nor hold text back that had been made before it."""
     try:
         stop = msgspec.json.decode(raw)
-    except UNREADABLE:
+    except NOT_AS_EXPECTED:
         return False  # the instance's to refuse
     stops = stop if isinstance(stop, list) else [stop or ""]
     return all(isinstance(text, str) and len(text) <= 1 for text in stops)
