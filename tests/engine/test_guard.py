@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from asyncio import CancelledError
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,6 +22,7 @@ from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.step.counters import Counters
 from headway.engine.step.guard import GuardedPolicy, SteadyPlan, stock_policy
+from headway.engine.step.slow_calls import SAY_AGAIN_S, SLOW_S, SlowCalls
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy
 from tests.strategies import decoding, ids, make_job
@@ -141,6 +144,67 @@ def test_a_part_that_raises_costs_its_policy_and_no_job(
     waiting = {job.id for job in scene.ledger.waiting.values()}
     left = {"a"} if call in ("remove", "end") and part == "order" else set()
     assert set(ids(scene.plan().admit)) == waiting - left
+
+
+@pytest.mark.parametrize(
+    ("part", "call"),
+    [
+        ("order", "top"),
+        ("batching", "plan"),
+        ("eviction", "evict"),
+        ("leaving", "leave"),
+        ("order", "observe"),
+    ],
+)
+def test_a_part_that_takes_long_is_named_with_its_time(
+    part: str, call: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene()
+    scene.arrive(make_job("a"))
+    policy = build_policy(replace(PRESETS["sjf"], leaving=("expired",)))
+    (rule,) = policy.leaving
+    sound = rule if part == "leaving" else getattr(policy, part)
+
+    def sleeps(self: Any, *arguments: Any) -> Any:
+        time.sleep(SLOW_S)
+        while not scene.guard.slow_calls.seen:
+            time.sleep(0.01)
+        return getattr(super(type(self), self), call)(*arguments)
+
+    slow = type("Sleepy", (type(sound),), {call: sleeps})()
+    setattr(policy, part, (slow,) if part == "leaving" else slow)
+    policy.add(scene.ledger.waiting["a"])
+    scene.guard.policy = policy
+    for _ in range(2):
+        scene.plan()
+        scene.guard.observe(StepOutcome(now_s=0.0, plan=StepPlan()))
+    assert not scene.fell_back
+    assert scene.counters.slow_calls >= 2
+    assert scene.counters.slow_call_s >= 2 * SLOW_S
+    (record,) = [
+        each for each in caplog.records if "took" in each.message
+    ]  # the second one is not said again
+    where = "observe" if call == "observe" else "plan"
+    assert re.match(rf"policy 'sjf' took \d+\.\d\d s in {where}, last seen in {part} ", record.message)
+    assert "sleeps (" in record.message
+    assert "test_guard.py:" in record.message
+
+
+def test_calls_that_were_not_told_of_are_counted_when_the_next_one_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now_s, counters = 0.0, Counters()
+    slow, policy = SlowCalls(counters, lambda: now_s), build_policy(PRESETS["sjf"])
+    for took_s, pause_s in ((SLOW_S / 2, 0.0), (1.0, 1.0), (1.0, SAY_AGAIN_S), (2.5, 0.0)):
+        slow.begin(policy)
+        now_s += took_s
+        slow.end("plan")
+        now_s += pause_s
+    assert (counters.slow_calls, round(counters.slow_call_s, 6)) == (3, 4.5)
+    assert [each.message for each in caplog.records] == [
+        "policy 'sjf' took 1.00 s in plan: the engine computes nothing meanwhile",
+        "policy 'sjf' took 2.50 s in plan: the engine computes nothing meanwhile (1 more since this was last said)",
+    ]
 
 
 @pytest.mark.parametrize("error", OWN_RAISES)

@@ -260,21 +260,25 @@ def test_after_a_calm_hour_a_stall_has_its_grace_too() -> None:
     assert_empty(built)
 
 
-def test_a_request_larger_than_the_cache_is_failed_with_the_reason_and_blocks_nobody(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("known_at_once", [True, False])
+def test_requests_larger_than_the_cache_fail_with_the_reason_and_block_no_other(
+    known_at_once: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     built = scheduler(num_blocks=9)
+    built.admission.one_block_for_all_layers = known_at_once
     engine = HearingEngine(built)
-    engine.add(ScriptedRequest("huge", 0, range(300), 4))
-    engine.add(ScriptedRequest("small", 0, range(5_000, 5_050), 4))
-    for _ in steps(engine, limit=1_000_000):
-        engine.step()
-    endings = engine.endings()
-    assert endings["huge"].finish_reason == FinishReason.ERROR
-    assert endings["huge"].stop_reason == "headway: needs 10 KV blocks, the engine has 8"
-    assert "request huge fails: headway: needs 10 KV blocks, the engine has 8" in caplog.text
-    assert endings["small"].finish_reason == FinishReason.LENGTH
+    for turn in range(4):
+        engine.add(ScriptedRequest(f"huge-{turn}", 0, range(300), 4))
+        engine.add(ScriptedRequest(f"small-{turn}", 0, range(5_000, 5_050), 4))
+        for _ in steps(engine, limit=1_000_000):
+            engine.step()
+        endings = engine.endings()
+        assert endings[f"huge-{turn}"].finish_reason == FinishReason.ERROR
+        assert endings[f"huge-{turn}"].stop_reason == "headway: needs 10 KV blocks, the engine has 8"
+        assert endings[f"small-{turn}"].finish_reason == FinishReason.LENGTH
+    assert "request huge-0 fails: headway: needs 10 KV blocks, the engine has 8" in caplog.text
     assert not built.guard.fell_back, "the policy did nothing wrong"
+    assert (built.counters.watchdog_faults == 0) is known_at_once
     assert_empty(built)
 
 

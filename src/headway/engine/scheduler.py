@@ -362,6 +362,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         job, refusal = self._arrivals.job_of(request, now_s, self.wall_clock())
         self.jobs[job.id] = job
         self.listeners.arrived(job, now_s)
+        refusal = refusal or self.admission.too_large(request)
         if refusal is not None:
             self.dismiss(job.id, RequestStatus.FINISHED_ERROR, refusal)
         elif self.lengths is not None:

@@ -115,6 +115,15 @@ class Admission:
         most: int = -(-request.num_tokens // engine.block_size) + engine.kv_cache_manager.watermark_blocks
         return most <= self._free_blocks()
 
+    def too_large(self, request: Request) -> str | None:
+        """Why a request will never fit the KV cache; None if it may, as it always may where layers forget tokens."""
+        engine = self._engine
+        needed = engine.view.blocks(request.num_tokens)
+        total = engine.kv_cache_manager.block_pool.num_gpu_blocks - 1
+        if needed <= total or not self.one_block_for_all_layers:
+            return None
+        return f"headway: needs {needed} KV blocks, the engine has {total}"
+
     def _blocks_past(self, request: Request, loaded_tokens: int) -> int:
         """Blocks of a request's sequence that a load of its leading tokens does not fill, and that are taken later."""
         size = self._engine.block_size

@@ -36,9 +36,11 @@ class Counters:
     failed_copies: int = 0
     lost_copies: int = 0
     policy_faults: int = 0
+    slow_calls: int = 0
     watchdog_faults: int = 0
     late_transfers: int = 0
     unwritten_records: int = 0
+    slow_call_s: float = 0.0
     scheduler_s: float = 0.0
     vllm_schedule_s: float = 0.0
     follow_s: float = 0.0

@@ -8,7 +8,7 @@ import signal
 from functools import partial
 from math import inf
 from traceback import walk_tb
-from types import CodeType
+from types import CodeType, TracebackType
 
 from headway.core.job import Job
 from headway.core.ledger import Ledger
@@ -16,6 +16,7 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.plan_check import check_plan
 from headway.core.view import StepView
 from headway.engine.step.counters import Counters, TrustWatch
+from headway.engine.step.slow_calls import SlowCalls
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy
 
@@ -65,6 +66,25 @@ def stock_policy(*, priority_first: bool = False) -> Policy:
     return build_policy(PRESETS["vllm"], priority_first=priority_first)
 
 
+class _Call:
+    """Around one kind of call of a policy: measured, and what it raises costs the policy."""
+
+    __slots__ = ("_guard", "_name")
+
+    def __init__(self, guard: GuardedPolicy, name: str) -> None:
+        self._guard = guard
+        self._name = name
+
+    def __enter__(self) -> None:
+        self._guard.slow_calls.begin(self._guard.policy)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._guard.slow_calls.end(self._name)
+        return error is not None and self._guard.take_over(self._name, error)
+
+
 class GuardedPolicy:
     """Passes calls to a policy; the first that raises is logged and the stock policy takes over for good.
 
@@ -72,7 +92,7 @@ class GuardedPolicy:
     where the policy raises them by itself; those that a signal raises end the server (`_raised_by_signal`).
 
     The ledger is up to date before each call, so the stock policy starts from its waiting jobs and nothing is lost.
-    With `steady` a policy that would make its last plan again is not asked.
+    With `steady` a policy that would make its last plan again is not asked. `SlowCalls` tells of calls that take long.
     """
 
     def __init__(
@@ -90,6 +110,10 @@ class GuardedPolicy:
         self._trust: TrustWatch | None = TrustWatch(policy.order, counters)
         self._ledger = ledger
         self._counters = counters
+        self.slow_calls = SlowCalls(counters)
+        self._adding, self._ending = _Call(self, "add"), _Call(self, "end")
+        self._touching, self._observing = _Call(self, "touch"), _Call(self, "observe")
+        self._planning, self._trusting = _Call(self, "plan"), _Call(self, "whether it trusts predictions")
         self.fell_back = False
         """Whether the stock policy has taken over."""
         self.repeated = False
@@ -97,32 +121,25 @@ class GuardedPolicy:
 
     def add(self, job: Job) -> None:
         """A job starts to wait."""
-        try:
+        with self._adding:
             self.policy.add(job)
-        except BaseException as error:
-            self._take_over("add", error)
 
     def end(self, job: Job, *, finished: bool) -> None:
         """A job is gone, its answer `finished` or not; called before the ledger marks it so."""
-        try:
+        with self._ending:
             self.policy.end(job, finished=finished)
-        except BaseException as error:
-            self._take_over("end", error)
-            self.policy.end(job, finished=finished)
+            return
+        self.policy.end(job, finished=finished)
 
     def touch(self, job: Job) -> None:
         """A job's rank may have changed: its first token is out, or it waits and is not as it was."""
-        try:
+        with self._touching:
             self.policy.touch(job)
-        except BaseException as error:
-            self._take_over("touch", error)
 
     def observe(self, outcome: StepOutcome) -> None:
         """A step was filled."""
-        try:
+        with self._observing:
             self.policy.observe(outcome)
-        except BaseException as error:
-            self._take_over("observe", error)
 
     def plan(self, view: StepView) -> StepPlan:
         """The policy's plan, or the stock one if it raises or returns what is no plan."""
@@ -132,29 +149,26 @@ class GuardedPolicy:
             plan = self._made(view)
         self._counters.planned_steps += 1
         if self._trust is not None:
-            try:
+            with self._trusting:
                 self._trust.planned()
-            except BaseException as error:
-                self._take_over("whether it trusts predictions", error)
         return plan
 
     def _made(self, view: StepView) -> StepPlan:
-        try:
+        with self._planning:
             plan = self.policy.plan(view)
             check_plan(plan, view, self._ledger)
             if self._steady is not None:
                 self._steady.note(plan, view, self.policy)
-        except BaseException as error:
-            self._take_over("plan", error)
-            plan = self.policy.plan(view)
-        return plan
+            return plan
+        return self.policy.plan(view)
 
-    def _take_over(self, call: str, error: BaseException) -> None:
-        """Fall back, unless a signal ends the server. A part's own `SystemExit` is a fault like any other."""
+    def take_over(self, call: str, error: BaseException) -> bool:
+        """Fall back, unless a signal ends the server: whether that was done. A part's own `SystemExit` is a fault."""
         if _raised_by_signal(error):
-            raise error
+            return False
         self._counters.policy_faults += 1
         self.fall_back(f"policy {self.policy.name!r} raised in {call}", exc_info=True)
+        return True
 
     def fall_back(self, why: str, *, exc_info: bool = False) -> None:
         """Serve in stock order from now on, starting with the jobs that wait."""

@@ -105,10 +105,10 @@ class StallRecovery:
                 remedy.name,
                 self._standing(),
             )
-        if remedy is Remedy.STOCK_ORDER and not engine.guard.fell_back:
+        if remedy is not Remedy.RECOMPUTE_PAUSED and self._fail_oversized():
+            self._detector = StallDetector()  # they stood in the way, and no policy could have helped
+        elif remedy is Remedy.STOCK_ORDER and not engine.guard.fell_back:
             engine.guard.fall_back("work is ready and nothing ran")
-        elif remedy is not Remedy.RECOMPUTE_PAUSED:
-            self._fail_oversized()
 
     def _waited_long(self, now_s: float, since_s: float) -> bool:
         """Whether nothing has run for long; all that is ready may wait for what copies under way hold."""
@@ -142,11 +142,14 @@ class StallRecovery:
         coming_back = len(swaps.copies.restoring)
         return f"{found}, {swaps.device.coming_free} held by copies, {coming_back} on their way back, copies: {copies}"
 
-    def _fail_oversized(self) -> None:
-        """End a request that does not fit even an empty cache: it would block its queue for ever."""
+    def _fail_oversized(self) -> bool:
+        """End requests that do not fit even an empty cache: they would block the queue for ever. Whether any did."""
         total_blocks = self._engine.kv_cache_manager.block_pool.num_gpu_blocks - 1
+        any_failed = False
         for request in list(self._engine.waiting):
             needed = self._engine.view.blocks(request.num_tokens)
             if needed > total_blocks:
                 why = f"headway: needs {needed} KV blocks, the engine has {total_blocks}"
                 self._engine.dismiss(request.request_id, RequestStatus.FINISHED_ERROR, why)
+                any_failed = True
+        return any_failed

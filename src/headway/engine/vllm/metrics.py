@@ -21,6 +21,7 @@ from headway.engine.vllm.seams import METRICS, works
 PREFIX = "headway."
 
 _SECONDS = {
+    "slow_call_us": ("headway_slow_call_seconds", "Time in calls of the policy that took 0.2 s or more"),
     "scheduler_us": ("headway_scheduler_seconds", "Time in schedule(), vLLM's own included"),
     "vllm_schedule_us": ("headway_vllm_schedule_seconds", "Time in vLLM's own schedule()"),
     "follow_us": ("headway_follow_seconds", "Time following steps, while the workers compute them"),
@@ -57,6 +58,7 @@ _TOTALS = {
     "failed_copies": "KV copies that came to nothing",
     "lost_copies": "Requests computed again because a copy of their KV failed or became void",
     "policy_faults": "Times the policy raised and stock order took over",
+    "slow_calls": "Calls of the policy that took 0.2 s or more",
     "watchdog_faults": "Times work was ready and nothing ran",
     "late_transfers": "Transfers of KV by a connector of another package that took longer than a minute",
     "unwritten_records": "Records of requests that found no room in their file",
