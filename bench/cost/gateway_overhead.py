@@ -10,7 +10,8 @@ without). No client waits for a model, so all that is seen is the proxy's.
   byte of the body, over talking to the stub directly in the same round. `token_added_p50_ms`: from the stub's write of
   a chunk until it came here, over the same. Percentiles over the requests or chunks of a round.
 - `saturated`: 64 connections, each sending one request after another, all chunks in one write: `rps`, and how much of
-  the proxy's core was used (`core_used`; well below 1 the client was the slower one).
+  the proxy's core was used (`core_used`; well below 1 the client was the slower one). `chats`: the same of greedy
+  chats, which the gateway keeps so that they could be made again.
 - `paced`: 100 streams at once, 50 chunks 20 ms apart.
 
 `cpu_us_per_request` and `cpu_us_per_token` are the proxy's own CPU time, the figures to trust on a machine that is not
@@ -47,6 +48,7 @@ from bench.cost.gateway_proxies import (
     RUST,
     Client,
     Heard,
+    chat,
     completion,
     on_core,
     running,
@@ -61,7 +63,7 @@ AIMS = {"ttfb_added_p50_ms": 0.4, "ttfb_added_p99_ms": 5.0, "rps": 2500.0}
 """What the gateway is to keep to: at every rate, and at least."""
 
 
-SATURATED, PACED = "saturated", "paced"
+SATURATED, CHATS, PACED = "saturated", "chats", "paced"
 """Modes that are no rate."""
 
 
@@ -115,9 +117,10 @@ def report(turns: Turns) -> dict[str, Any]:
             "rates": {
                 mode: streamed(by_system[system], by_system[DIRECT])
                 for mode, by_system in turns.items()
-                if mode not in (SATURATED, PACED)
+                if mode not in (SATURATED, CHATS, PACED)
             },
             SATURATED: saturated(turns[SATURATED][system]),
+            CHATS: saturated(turns[CHATS][system]),
             PACED: streamed(turns[PACED][system], turns[PACED][DIRECT]),
             "errors": sum(len(turn.errors) for mode in turns.values() for turn in mode[system]),
         }
@@ -213,11 +216,11 @@ class Bench:
             f"{rate}": partial(Client.at_times, times_s=arrivals(rate, self.seconds, number), body=body)
             for rate in RATES_RPS
         }
+        in_turn = partial(Client.in_turn, connections=CONNECTIONS, seconds=self.seconds)
         return {
             **rates,
-            SATURATED: partial(
-                Client.in_turn, connections=CONNECTIONS, seconds=self.seconds, body=completion(CHUNKS, 0.0)
-            ),
+            SATURATED: partial(in_turn, body=completion(CHUNKS, 0.0)),
+            CHATS: partial(in_turn, body=chat(CHUNKS)),
             PACED: partial(
                 Client.at_times, times_s=_staggered(), body=completion(PACED_CHUNKS, PACED_INTERVAL_S)
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,18 +13,18 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 import httptools
 
-from bench.cost.sse_servers import STAMP_DIGITS
+from bench.cost.sse_servers import CHATS, COMPLETIONS, STAMP_DIGITS
 from headway.lab.server import RunningServer, command_server, free_port
 
 # ---- a client for the stub: a raw protocol that notes when each chunk came -------------------------
 
-_TEXT = b'"text":"'
+_STAMP = re.compile(rb'"(?:text|content)":"(\d{%d})' % STAMP_DIGITS)
 _DONE = b"data: [DONE]"
 MODEL = "stub"
 WORDS_OF_PROMPT = 200
@@ -46,15 +47,17 @@ class Heard:
 
 
 def completion(chunks: int, interval_s: float) -> bytes:
-    """The body that asks the stub for a stream."""
-    words = "word " * WORDS_OF_PROMPT
-    body = {
-        "model": MODEL,
-        "prompt": f"{round(interval_s * 1e6)} {words}",
-        "max_tokens": chunks,
-        "temperature": 0.0,
-        "stream": True,
-    }
+    """The body that asks the stub for a greedy stream."""
+    return _asking(chunks, {"prompt": f"{round(interval_s * 1e6)} {'word ' * WORDS_OF_PROMPT}"})
+
+
+def chat(chunks: int) -> bytes:
+    """The same of a chat that comes in one write. The gateway keeps its events, as it could be made again."""
+    return _asking(chunks, {"messages": [{"role": "user", "content": f"0 {'word ' * WORDS_OF_PROMPT}"}]})
+
+
+def _asking(chunks: int, prompt: dict[str, Any]) -> bytes:
+    body = {"model": MODEL, **prompt, "max_tokens": chunks, "temperature": 0.0, "stream": True}
     return json.dumps(body).encode()
 
 
@@ -103,10 +106,9 @@ class Line(asyncio.Protocol):
             heard.first_ns = self._now_ns
         *events, self._tail = (self._tail + body).split(b"\n\n")
         for each in events:
-            place = each.find(_TEXT)
-            if place >= 0:
-                start = place + len(_TEXT)
-                heard.under_way_ns.append(self._now_ns - int(each[start : start + STAMP_DIGITS]))
+            stamp = _STAMP.search(each)
+            if stamp is not None:
+                heard.under_way_ns.append(self._now_ns - int(stamp[1]))
             elif each.startswith(_DONE):
                 heard.whole = True
 
@@ -184,8 +186,10 @@ class Client:
         return made
 
     def _request(self, body: bytes) -> bytes:
+        path = CHATS if b'"messages"' in body else COMPLETIONS
         head = (
-            f"POST /v1/completions HTTP/1.1\r\nHost: {urlsplit(self.url).netloc}\r\n"
+            f"POST {path.decode()} HTTP/1.1\r\n"
+            f"Host: {urlsplit(self.url).netloc}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         return head.encode() + body

@@ -1,9 +1,10 @@
 """Two servers that `gateway_overhead` starts: `sse_servers.py stub PORT`, and `sse_servers.py bare PORT UPSTREAM`.
 
-The stub is a fast stand-in for a vLLM server that streams: a raw asyncio protocol on uvloop. A completion has
+The stub is a fast stand-in for a vLLM server that streams: a raw asyncio protocol on uvloop. A completion or a chat has
 `max_tokens` chunks like vLLM's, the first at once and the others as far apart as the prompt's first number says, in
 microseconds; 0 sends all in one write. The text of each chunk is the time at which it was written, in nanoseconds of
-the machine's monotonic clock, so that a client on the same machine knows how long each was under way. Token ids are
+the machine's monotonic clock, so that a client on the same machine knows how long each was under way. Of a chat's
+messages the last one's text is the prompt. Token ids are
 there if the body asks for them. Prints `ready` when it listens.
 
 The bare proxy does the least that a proxy in Python does: it reads the body, parses it as JSON, forwards it, and passes
@@ -31,7 +32,7 @@ MODEL = "stub"
 DONE = b"data: [DONE]\n\n"
 
 _MAX_TOKENS = re.compile(rb'"max_tokens":\s*(\d+)')
-_INTERVAL_US = re.compile(rb'"prompt":\s*"(\d+)')
+_INTERVAL_US = re.compile(rb'"(?:prompt|content)":\s*"(\d+)')
 _WITH_IDS = re.compile(rb'"return_token_ids":\s*true')
 
 _HEAD = (
@@ -47,8 +48,29 @@ _PLAIN = {
 }
 
 
+COMPLETIONS, CHATS = b"/v1/completions", b"/v1/chat/completions"
+
+
+def chat_event(stamp_ns: int, *, last: bool, first: bool, with_ids: bool) -> bytes:
+    """One chunk of a chat's stream, as vLLM 0.32 writes it; the first one after the role's."""
+    head = (
+        b'data: {"id":"chatcmpl-7f9f0c5c2b3e4d0f","object":"chat.completion.chunk","created":1763764800,'
+        b'"model":"stub",'
+    )
+    role = (
+        b'%b"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}],'
+        b'"prompt_token_ids":%b}\n\n' % (head, b"[1,2,3,4]" if with_ids else b"null")
+    )
+    finish = b'"length","stop_reason":null' if last else b"null"
+    ids = b"[271]" if with_ids else b"null"
+    return (role if first else b"") + (
+        b'%b"choices":[{"index":0,"delta":{"content":"%0*d"},"logprobs":null,"finish_reason":%b,"token_ids":%b}]}\n\n'
+        % (head, STAMP_DIGITS, stamp_ns, finish, ids)
+    )
+
+
 def event(stamp_ns: int, *, last: bool, first: bool, with_ids: bool) -> bytes:
-    """One chunk of a stream, as vLLM 0.32 writes it."""
+    """One chunk of a completion's stream, as vLLM 0.32 writes it."""
     prompt_ids = b"[1,2,3,4]" if first and with_ids else b"null"
     return (
         b'data: {"id":"cmpl-7f9f0c5c2b3e4d0f","object":"text_completion","created":1763764800,"model":"stub",'
@@ -94,7 +116,7 @@ class Upstream(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         """Answer it."""
-        if self._target == b"/v1/completions":
+        if self._target in (COMPLETIONS, CHATS):
             self._stream(self._body)
             return
         found = _PLAIN.get(self._target)
@@ -134,10 +156,10 @@ class Upstream(asyncio.Protocol):
 
         loop.call_at(began_s + min(place, chunks - 1) * interval_s, write)
 
-    @staticmethod
-    def _event(place: int, chunks: int, with_ids: bool) -> bytes:
+    def _event(self, place: int, chunks: int, with_ids: bool) -> bytes:
+        write = chat_event if self._target == CHATS else event
         return framed(
-            event(time.monotonic_ns(), last=place == chunks - 1, first=place == 0, with_ids=with_ids)
+            write(time.monotonic_ns(), last=place == chunks - 1, first=place == 0, with_ids=with_ids)
         )
 
 
@@ -186,7 +208,9 @@ def _kept(headers: Any) -> list[tuple[bytes, bytes]]:
 
 def serve_bare(port: int, upstream: str) -> None:
     """Serve on a port of this machine until ended."""
-    app = Starlette(routes=[Route("/v1/completions", Proxy(upstream), methods=["POST"])])
+    proxy = Proxy(upstream)
+    routes = [Route(path.decode(), proxy, methods=["POST"]) for path in (COMPLETIONS, CHATS)]
+    app = Starlette(routes=routes)
     uvicorn.run(app, port=port, loop="uvloop", http="httptools", access_log=False, log_level="warning")
 
 

@@ -7,18 +7,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS, Slo
-from headway.gateway.book.accounts import (
-    KEPT_REFUSALS,
+from headway.gateway.book.accounts import KEPT_REFUSALS, Accounts, BatchLine, Entry, Refusal
+from headway.gateway.book.classes import (
     MAX_CLASSES,
     MAX_CLASSES_OF_A_TENANT,
     OTHER,
-    Accounts,
-    BatchLine,
     ClassKey,
-    Entry,
-    Refusal,
     RequestCounts,
-    quantile,
+    recent_rank,
     slo_label,
 )
 from headway.results import met_targets
@@ -239,14 +235,14 @@ def test_the_last_refusals_are_kept_and_all_are_counted() -> None:
 
 def test_recent_first_token_times_of_an_instance() -> None:
     accounts = Accounts()
-    assert quantile(accounts.at("a").recent_ttfts_s, 0.5) is None
+    assert recent_rank(accounts.at("a").recent_ttfts_s, 0.5) is None
     for number in range(1, 101):
         entry = accounts.offer("r", NO_TARGETS, "", 0.0)
         accounts.place(entry, "a")
         accounts.first_token(entry, number / 100)
-    assert quantile(accounts.at("a").recent_ttfts_s, 0.5) == 0.5
-    assert quantile(accounts.at("a").recent_ttfts_s, 0.99) == 0.99
-    assert quantile(accounts.at("a").recent_ttfts_s, 1.0) == 1.0
+    assert recent_rank(accounts.at("a").recent_ttfts_s, 0.5) == 0.5
+    assert recent_rank(accounts.at("a").recent_ttfts_s, 0.99) == 0.99
+    assert recent_rank(accounts.at("a").recent_ttfts_s, 1.0) == 1.0
     assert accounts.at("a").waiting == 0
 
 

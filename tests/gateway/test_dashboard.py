@@ -12,7 +12,8 @@ from starlette.applications import Starlette
 
 from headway.core.job import Job
 from headway.core.slo import Slo
-from headway.gateway.book.accounts import MAX_CLASSES, OTHER, Refusal
+from headway.gateway.book.accounts import Refusal
+from headway.gateway.book.classes import MAX_CLASSES, OTHER
 from headway.gateway.book.dashboard import MOST_CLASSES, dashboard_routes, slack_bands
 from headway.gateway.book.dashboard_state import SLACK_BANDS, DashboardState
 from headway.gateway.fleet import kv_figures

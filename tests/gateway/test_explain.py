@@ -12,7 +12,8 @@ from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError, UpstreamError
 from headway.explain.explanation import explain
 from headway.explain.text import told_data, told_text
-from headway.gateway.book.accounts import KEPT_ENDED, MAX_CLASSES, OTHER, Accounts
+from headway.gateway.book.accounts import KEPT_ENDED, Accounts
+from headway.gateway.book.classes import MAX_CLASSES, OTHER
 from headway.gateway.http.api import EXPLAIN_PATHS
 from headway.gateway.http.keys import Keys
 from headway.loadgen.queries import ask_about

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.errors import UpstreamError
+from headway.gateway.http.events import MOST_UNREAD_BYTES
 from headway.gateway.request.generation_request import read_request
 from headway.gateway.request.repeat import Transcript, repeatable
 from tests.gateway.front import CHAT, PROMPT, Answer, gateway
@@ -95,6 +97,48 @@ def gathered(answer: Answer) -> Transcript:
     for event in answer.events:
         made.note(event)
     return made
+
+
+def test_events_are_read_once_they_are_many() -> None:
+    lines = b'data: {"id":"a","choices":[{"index":0,"text":"one"}]}\n\n: comment\n\ndata: [DONE]\n\n'
+    made = Transcript()
+    made.keep(lines)
+    assert not made.pieces
+    for _ in range(MOST_UNREAD_BYTES // len(lines)):
+        made.keep(lines)
+    assert made.whole((0, "text")) == "one" * (MOST_UNREAD_BYTES // len(lines) + 1)
+    made.keep(lines)
+    made.read()
+    assert made.whole((0, "text")) == "one" * (MOST_UNREAD_BYTES // len(lines) + 2)
+    assert made.head == {"id": "a"}
+
+
+def test_what_was_kept_and_is_no_event_is_told_when_it_is_read() -> None:
+    made = Transcript()
+    made.keep(b"data: {no event}\n\n")
+    with pytest.raises(UpstreamError, match="no event of an answer"):
+        made.read()
+
+
+async def test_a_stream_of_which_an_event_cannot_be_read_ends_in_an_error() -> None:
+    async def breaks(turn: Turn) -> None:
+        await turn.begin()
+        await turn.token()
+        await turn.raw(b"data: {no event}\n\n")
+        await asyncio.sleep(0.01)  # so that the gateway has read what was sent
+        turn.die()
+
+    fields = {"stream": True, "temperature": 0, "logprobs": True}
+    async with (
+        upstream("a", act=breaks) as first,
+        upstream("b", act=breaks) as second,
+        gateway(first, second) as front,
+    ):
+        answer = await front.post({**CHAT, **fields}, PATHS["chat"])
+        assert b"no event of an answer" in answer.body
+        assert answer.body.endswith(b"data: [DONE]\n\n")
+        await front.idle()
+        assert front.accounts.totals.failed == 1
 
 
 async def asked(kind: str, first: Upstream, second: Upstream, **fields: Any) -> tuple[Answer, dict[str, int]]:

@@ -439,7 +439,7 @@ def test_what_can_go_on(fields: dict[str, Any], expected: bool) -> None:
     assert resumable(an_ask(**fields)) is expected
 
 
-@pytest.mark.parametrize("stop", [b"1e999", b'"\xff"', b'["a", 1e999]'])
+@pytest.mark.parametrize("stop", [b"1e999", b'["a", 1e999]'])
 def test_a_stop_text_that_cannot_be_read_is_the_instances_to_refuse(stop: bytes) -> None:
     body = b'{"prompt": "one", "stream": true, "stop": ' + stop + b"}"
     assert not resumable(read_request("/v1/completions", [], body, request_id="r"))

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from headway.core.slo import Slo
-from headway.gateway.book.accounts import RequestCounts
+from headway.gateway.book.classes import RequestCounts
 from tests.gateway import test_kept_connections
 from tests.gateway.fleets import until
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, ask, gateway

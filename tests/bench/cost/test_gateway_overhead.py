@@ -33,10 +33,11 @@ from bench.cost.gateway_proxies import (
     RUST,
     Client,
     Heard,
+    chat,
     commands,
     completion,
 )
-from bench.cost.sse_servers import DONE, STAMP_DIGITS, event
+from bench.cost.sse_servers import DONE, STAMP_DIGITS, chat_event, event
 from headway.lab.server import RunningServer
 
 
@@ -93,9 +94,9 @@ def test_requests_that_fail_give_no_figures_and_are_told() -> None:
     ]
     found = turn_of(heard, 1.0, 0.1)
     assert (found.ttfb_ms, found.token_ms, found.requests) == ([2.0], [0.5, 0.7], 2)
-    modes = {mode: {DIRECT: [found]} for mode in ("50", "saturated", "paced")}
+    modes = {mode: {DIRECT: [found]} for mode in ("50", "saturated", "chats", "paced")}
     assert problems(modes) == ["HTTP 503"]
-    assert report(modes)[DIRECT]["errors"] == 3
+    assert report(modes)[DIRECT]["errors"] == 4
 
 
 def test_arrivals_are_the_same_for_all_of_a_round_and_about_as_many_as_said() -> None:
@@ -157,8 +158,28 @@ def test_an_event_is_a_completion_chunk() -> None:
             "token_ids": [271],
         }
     ]
+    role, chunk = (
+        msgspec.json.decode(each.removeprefix(b"data: "))
+        for each in chat_event(12, last=True, first=True, with_ids=True).split(b"\n\n")[:2]
+    )
+    assert role["prompt_token_ids"] == [1, 2, 3, 4]
+    assert chunk["choices"][0] == {
+        "index": 0,
+        "delta": {"content": "12".zfill(STAMP_DIGITS)},
+        "logprobs": None,
+        "finish_reason": "length",
+        "stop_reason": None,
+        "token_ids": [271],
+    }
     plain = msgspec.json.decode(event(12, last=False, first=True, with_ids=False).removeprefix(b"data: "))
     assert plain["choices"][0]["token_ids"] is plain["choices"][0]["finish_reason"] is None
+
+
+async def test_the_client_hears_a_chat_too(stub: str) -> None:
+    client = Client(stub)
+    heard = await client.one(chat(CHUNKS))
+    client.close()
+    assert (heard.error, heard.whole, len(heard.under_way_ns)) == (None, True, CHUNKS)
 
 
 @pytest.mark.parametrize("interval_s", [0.0, 0.002])

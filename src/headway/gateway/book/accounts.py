@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from itertools import accumulate, chain, islice
-from math import ceil
-from typing import NamedTuple
+from itertools import chain, islice
 
 from headway.core.record import Outcome
-from headway.core.slo import NO_TARGETS, Slo
-
-BOUNDS_S = (*(round(factor * 10.0**power, 6) for power in range(-3, 2) for factor in (1, 2, 5)), 100.0)
-"""1, 2, 5, 10 ms ... 50, 100 s; what is longer is in a bucket of its own."""
-
-
-@dataclass(slots=True)
-class Histogram:
-    """Counts by bucket, each up to and with its bound, and the sum. O(log buckets) a value."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
-    sum_s: float = 0.0
-
-    def add(self, value_s: float) -> None:
-        """Count one duration."""
-        self.counts[bisect_left(BOUNDS_S, value_s)] += 1
-        self.sum_s += value_s
-
-    @property
-    def count(self) -> int:
-        """Durations counted so far."""
-        return sum(self.counts)
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """(bound as text, count at or below it), the last bound being +Inf."""
-        bounds = (*map(str, BOUNDS_S), "+Inf")
-        return [(bound, float(total)) for bound, total in zip(bounds, accumulate(self.counts), strict=True)]
-
+from headway.core.slo import Slo
+from headway.gateway.book.classes import (
+    BATCH,
+    ClassAccount,
+    Classes,
+    ClassKey,
+    RequestCounts,
+    add_counts,
+    slo_label,
+)
+from headway.statistics import rank
 
 _RECENT_TIMES = 512
-_NO_TARGETS_LABEL = "none"
 
 
 class Prefill(StrEnum):
@@ -54,65 +33,6 @@ class Prefill(StrEnum):
     """At the decode instance, since the prefill instance or the transfer of the KV failed."""
     NONE = "none"
     """At the decode instance: the request has no such stage, or no prefill instance is ready and takes it."""
-
-
-class ClassKey(NamedTuple):
-    """Requests with the same targets from one tenant."""
-
-    slo: str
-    tenant: str
-
-
-@dataclass(slots=True)
-class RequestCounts:
-    """Running counts; each offered request is in exactly one of the others once it has ended.
-
-    `met` are the finished ones within all of their targets; `rejected` those that no instance could have
-    served (bad requests).
-    """
-
-    offered: int = 0
-    finished: int = 0
-    met: int = 0
-    expired: int = 0
-    shed: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    rejected: int = 0
-
-    @property
-    def ended(self) -> int:
-        """Requests that have come to their end."""
-        return self.finished + self.expired + self.shed + self.failed + self.cancelled + self.rejected
-
-    @property
-    def goodput(self) -> float | None:
-        """Share of the ended requests that met their targets, without the cancelled and the rejected."""
-        judged = self.finished + self.expired + self.shed + self.failed
-        return self.met / judged if judged else None
-
-
-@dataclass(slots=True, eq=False)
-class ClassAccount:
-    """Counts and latencies of one class: tokens that clients were sent, latencies of requests that have finished.
-
-    `folded` are those of `totals` that other classes had counted before they were added.
-    """
-
-    totals: RequestCounts = field(default_factory=RequestCounts)
-    folded: RequestCounts = field(default_factory=RequestCounts)
-    output_tokens: int = 0
-    ttft: Histogram = field(default_factory=Histogram)
-    tbt: Histogram = field(default_factory=Histogram)
-
-    def add(self, other: ClassAccount) -> None:
-        """Count what another class counted, too."""
-        self.totals = add_counts((self.totals, other.totals))
-        self.folded = add_counts((self.folded, other.totals))
-        self.output_tokens += other.output_tokens
-        for mine, theirs in ((self.ttft, other.ttft), (self.tbt, other.tbt)):
-            mine.counts = [sum(both) for both in zip(mine.counts, theirs.counts, strict=True)]
-            mine.sum_s += theirs.sum_s
 
 
 @dataclass(slots=True)
@@ -129,10 +49,9 @@ class InstanceAccount:
     recent_tbts_s: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT_TIMES))
 
 
-def quantile(times_s: Iterable[float], share: float) -> float | None:
-    """The value that this share of the times is at or below; None where there is none."""
-    found = sorted(times_s)
-    return found[max(1, ceil(share * len(found))) - 1] if found else None
+def recent_rank(times_s: Collection[float], share: float) -> float | None:
+    """The least of recent times that this share of them do not exceed; None where there is none."""
+    return rank(times_s, share) if times_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,33 +143,9 @@ class Entry:
         )
 
 
-def slo_label(slo: Slo) -> str:
-    """Targets as a label: `ttft=1s tbt=0.1s`; `none` without any."""
-    if slo is NO_TARGETS or not slo:
-        return _NO_TARGETS_LABEL
-    named = (("ttft", slo.ttft_s), ("tbt", slo.tbt_s), ("deadline", slo.deadline_s))
-    return " ".join(f"{name}={value:g}s" for name, value in named if value is not None)
-
-
-def add_counts(parts: Iterable[RequestCounts]) -> RequestCounts:
-    """The sum of several counts."""
-    names = RequestCounts.__slots__
-    counts = [[getattr(part, name) for name in names] for part in parts]
-    return RequestCounts(*map(sum, zip(*counts, strict=True)))
-
-
-MAX_CLASSES, MAX_CLASSES_OF_A_TENANT = 200, 20
-"""So many pairs of targets and tenant are told apart, in all and of a named tenant, which may send what is left of its
-time as a target. For a new one the idle class that was seen longest ago is counted among the others, of its tenant or
-of all."""
-
 KEPT_REFUSALS = 50
 KEPT_ENDED = 500
 """Ended requests that are still known by their ids."""
-OTHER = "other"
-BATCH = "batch"
-"""Stands for the targets of requests of batches, which each have as much time as is left of the window."""
-_ALL_OTHERS = ClassKey(OTHER, OTHER)
 
 
 class Accounts:
@@ -266,7 +161,7 @@ class Accounts:
         self.recent: deque[Entry] = deque(maxlen=KEPT_ENDED)
         self.recent_of_batches: deque[Entry] = deque(maxlen=KEPT_ENDED)
         self.judged = self.missed = 0
-        self.classes: dict[ClassKey, ClassAccount] = {}
+        self.classes = Classes()
         self.instances: dict[str, InstanceAccount] = {}
         self.moves: Counter[tuple[str, str]] = Counter()
         self.refusals: deque[Refusal] = deque(maxlen=KEPT_REFUSALS)
@@ -274,7 +169,6 @@ class Accounts:
         self.resumed = 0
         self.retried = 0
         self.prefills: Counter[Prefill] = Counter()
-        self._classes_of: dict[str, dict[ClassKey, None]] = {}
 
     # ---- one request ----------------------------------------------------------------------------------------------
 
@@ -282,9 +176,7 @@ class Accounts:
         self, request_id: str, slo: Slo, tenant: str, now_s: float, batch: BatchLine | None = None
     ) -> Entry:
         """A request has come; it waits in the admission queue."""
-        key = self._key(slo_label(slo) if batch is None else BATCH, tenant)
-        account = self._seen(key)
-        account.totals.offered += 1
+        key, account = self.classes.offered(slo_label(slo) if batch is None else BATCH, tenant)
         entry = Entry(request_id, slo, tenant, key, account, now_s, batch)
         self.live[entry] = None
         return entry
@@ -387,7 +279,10 @@ class Accounts:
 
     def at(self, instance: str) -> InstanceAccount:
         """The account of an instance; a fresh one for a new name."""
-        return self.instances.setdefault(instance, InstanceAccount())
+        found = self.instances.get(instance)
+        if found is None:
+            found = self.instances[instance] = InstanceAccount()
+        return found
 
     def find(self, request_id: str, tenant: str = "") -> Entry | None:
         """The newest request of that id, live or among the last that ended; clients may use one twice. O(live).
@@ -443,40 +338,6 @@ class Accounts:
             account.tbt.add(entry.tbt_s)
             if entry.instance:
                 self.instances[entry.instance].recent_tbts_s.append(entry.tbt_s)
-
-    def _key(self, label: str, tenant: str) -> ClassKey:
-        """The class of a request. Makes room for a new one; where all are busy, the class is a broader one."""
-        key, others = ClassKey(label, tenant), ClassKey(OTHER, tenant)
-        if key in self.classes:
-            return key
-        theirs = self._classes_of.get(tenant, {}) if tenant else {}
-        if len(theirs) >= MAX_CLASSES_OF_A_TENANT and not self._fold(theirs, others):
-            return others
-        if len(self.classes) >= MAX_CLASSES and not self._fold(self.classes, _ALL_OTHERS):
-            return others if others in self.classes else _ALL_OTHERS
-        return key
-
-    def _seen(self, key: ClassKey) -> ClassAccount:
-        """The account of a class, which is now the one that was seen last."""
-        account = self.classes.pop(key, None) or ClassAccount()
-        self.classes[key] = account
-        theirs = self._classes_of.setdefault(key.tenant, {})
-        theirs.pop(key, None)
-        theirs[key] = None
-        return account
-
-    def _fold(self, keys: Iterable[ClassKey], into: ClassKey) -> bool:
-        """Count the class that was seen longest ago, and has no live request, among others; False without one."""
-        for key in keys:
-            account = self.classes[key]
-            if key in (into, _ALL_OTHERS) or account.totals.offered > account.totals.ended:
-                continue
-            del self.classes[key], self._classes_of[key.tenant][key]
-            if not self._classes_of[key.tenant]:
-                del self._classes_of[key.tenant]
-            self._seen(into).add(account)
-            return True
-        return False
 
 
 def _still_in_time(entry: Entry, now_s: float) -> bool:

@@ -17,14 +17,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from headway.gateway.book.accounts import (
-    Accounts,
-    ClassAccount,
-    ClassKey,
-    InstanceAccount,
-    RequestCounts,
-    quantile,
-)
+from headway.gateway.book.accounts import Accounts, InstanceAccount, recent_rank
+from headway.gateway.book.classes import ClassAccount, ClassKey, RequestCounts
 from headway.gateway.book.dashboard_state import (
     SLACK_BANDS,
     SPARK_STEP_S,
@@ -357,10 +351,10 @@ def _instance(member: Member, accounts: Accounts, now_s: float, kv: KvFigures, t
         served=member.served,
         failures=member.failures,
         restarts=member.restarts,
-        ttft_p50_s=quantile(account.recent_ttfts_s, 0.5),
-        ttft_p99_s=quantile(account.recent_ttfts_s, 0.99),
-        tbt_p50_s=quantile(account.recent_tbts_s, 0.5),
-        tbt_p99_s=quantile(account.recent_tbts_s, 0.99),
+        ttft_p50_s=recent_rank(account.recent_ttfts_s, 0.5),
+        ttft_p99_s=recent_rank(account.recent_ttfts_s, 0.99),
+        tbt_p50_s=recent_rank(account.recent_tbts_s, 0.5),
+        tbt_p99_s=recent_rank(account.recent_tbts_s, 0.99),
         kv_used=kv.used,
         cache_found=kv.found,
         ticket=ticket,

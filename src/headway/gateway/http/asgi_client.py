@@ -161,8 +161,10 @@ def upstream_headers(
     place of the client's, since vLLM goes by the header before the body; empty: there is none. None: the body too goes
     on as it came, in its own coding.
     """
-    next_hop = b",".join(value.lower() for name, value in headers if name == b"connection")
-    left_out = _NOT_TO_INSTANCES | {name.strip() for name in next_hop.split(b",")}  # RFC 9110, section 7.6.1
+    left_out = _NOT_TO_INSTANCES
+    for name, value in headers:
+        if name == b"connection":  # RFC 9110, section 7.6.1
+            left_out = left_out | {each.strip() for each in value.lower().split(b",")}
     found = [
         (name.decode("latin-1"), header_text(value))
         for name, value in headers

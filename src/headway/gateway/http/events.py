@@ -21,6 +21,7 @@ DONE = b"data: [DONE]\n\n"
 MAX_LINE_BYTES = 64 * 2**20
 """A line longer than this is no event."""
 
+EVENT_NAME = b"event:"
 _FIELD = b"data:"
 _REASON = "headway:"
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?([0-9]{1,9})')
@@ -164,13 +165,13 @@ class PassedEvents(Events):
     """The first instance's events, as they are but for token ids that the client did not ask for (`hide_ids`).
 
     `with_ids`: the instance was asked for token ids. Several answers may share the stream: the first that a policy
-    ends halts all of them. `note` is told of each event that passes. O(bytes); without it events are decoded only
-    where a few bytes of them say that they may be special.
+    ends halts all of them. `keep` is given what passes. O(bytes): events are decoded only where a few bytes of them say
+    that they may be special.
     """
 
     with_ids: bool = False
     hide_ids: bool = False
-    note: Callable[[dict[str, Any]], None] | None = None
+    keep: Callable[[bytes], None] | None = None
 
     def take(self, data: bytes) -> bytes:
         """See `Events`."""
@@ -191,9 +192,8 @@ class PassedEvents(Events):
             self.counted = True
         if b"[DONE]" in data and _END_MARK.search(data):
             self.done = True
-        if self.note is not None:
-            for found in filter(None, map(payload, data.split(b"\n"))):
-                self.note(read_event(found))
+        if self.keep is not None:
+            self.keep(data)
         return data
 
     def begins(self, data: bytes) -> bool:
@@ -226,6 +226,42 @@ class PassedEvents(Events):
             self.refused = self.refused or refuses(line)
             place += len(line) + 1
         return data
+
+
+MOST_UNREAD_BYTES = 2**16
+
+
+@dataclass(slots=True, kw_only=True)
+class EventsKept(ABC):
+    """Events that the client has. They are read when another answer is held against them, or once they are many.
+
+    Most answers end before: to decode each event costs more than to pass it on. O(bytes).
+    """
+
+    _unread: bytearray = field(default_factory=bytearray)
+
+    def keep(self, lines: bytes) -> None:
+        """Whole lines have gone to the client. Raises UpstreamError as `read`."""
+        self._unread += lines
+        if len(self._unread) > MOST_UNREAD_BYTES:
+            self.read()
+
+    def read(self) -> None:
+        """Note all that was kept, each event with its name as its type. Raises UpstreamError for what is no event."""
+        unread, self._unread = bytes(self._unread), bytearray()
+        name = b""
+        for line in unread.split(b"\n"):
+            found = payload(line)
+            if line.startswith(EVENT_NAME):
+                name = line[len(EVENT_NAME) :].strip()
+            elif found is not None:
+                event = read_event(found)
+                self.note({"type": name.decode(), **event} if name else event)
+                name = b""
+
+    @abstractmethod
+    def note(self, event: dict[str, Any]) -> None:
+        """An event has gone to the client."""
 
 
 def comments_apart(lines: bytes) -> tuple[bytes, bytes]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from headway.core.plan import Departure
 from headway.errors import UpstreamError
-from headway.gateway.http.events import Events, Halt, WholeAnswer, is_end_mark, payload, read_event
+from headway.gateway.http.events import EVENT_NAME, Events, Halt, WholeAnswer, is_end_mark, payload
 from headway.gateway.http.stream_errors import ErrorFields, MaybeError, StreamError, error_of, judged
 from headway.http_client import NOT_AS_EXPECTED
 
-_NAME = b"event:"
 _BEFORE_TOKENS = frozenset({
     b"message_start", b"ping", b"content_block_start", b"response.created", b"response.queued",
     b"response.in_progress", b"response.output_item.added", b"response.content_part.added",
@@ -59,12 +57,12 @@ class NamedEvents(Events):
     """The events of `/v1/responses` and `/v1/messages`. See `events.Events`; tokens are counted by their events.
 
     In these APIs vLLM does not say that a policy ended a request. An answer without a token, or a message without a
-    reason for its end, is taken for `left`; as it is where that is None, of an instance that has no policy. `note` is
-    told of each event that passes. O(bytes).
+    reason for its end, is taken for `left`; as it is where that is None, of an instance that has no policy. `keep` is
+    given what passes. O(bytes).
     """
 
     left: Departure | None = None
-    note: Callable[[dict[str, Any]], None] | None = None
+    keep: Callable[[bytes], None] | None = None
     _begun: bool = False
     _name: bytes = b""
     _held: bytes = b""
@@ -74,21 +72,21 @@ class NamedEvents(Events):
         """See `events.Events`."""
         shown = bytearray()
         for line in self._lines.take(data).splitlines(keepends=True):
-            if line.startswith(_NAME):
-                self._held, self._name = line, line[len(_NAME) :].strip()
+            if line.startswith(EVENT_NAME):
+                self._held, self._name = line, line[len(EVENT_NAME) :].strip()
                 continue
             if line.startswith(b"data:"):
                 self._note(line)
             if self.halt is not None:
                 break
             if line.startswith(b"data:"):
-                found = None if self.note is None else payload(line)
-                if self.note is not None and found is not None:
-                    self.note({"type": self._name.decode(), **read_event(found)})
                 self._name = b""
             shown += self._held + line
             self._held = b""
-        return bytes(shown)
+        passed = bytes(shown)
+        if self.keep is not None:
+            self.keep(passed)
+        return passed
 
     def begins(self, data: bytes) -> bool:
         """See `events.Events`."""

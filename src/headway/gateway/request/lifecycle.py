@@ -7,7 +7,6 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,26 +20,17 @@ from headway.errors import UpstreamError
 from headway.gateway.book.accounts import Entry, Prefill
 from headway.gateway.fleet.member import Member
 from headway.gateway.http.asgi_client import Client, Headers, upstream_headers
-from headway.gateway.http.events import DONE, Events, PassedEvents, WholeAnswer, whole_of
-from headway.gateway.http.named_events import NamedEvents, named_whole
+from headway.gateway.http.events import DONE
 from headway.gateway.http.refusal import GatewayError, closing, error_event
 from headway.gateway.request.admission_queue import QueuedRequest
 from headway.gateway.request.attempt import Attempt, Call, End, Ending
 from headway.gateway.request.background import keep_place
 from headway.gateway.request.generation_request import GenerationRequest
 from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
+from headway.gateway.request.onward import Onward
 from headway.gateway.request.placement import Placement
 from headway.gateway.request.prefill import has_prompt_stage, prompt_alone, read_transfer, with_transfer
-from headway.gateway.request.repeat import Transcript, repeatable
-from headway.gateway.request.repeat_named import NamedTranscript
-from headway.gateway.request.resume import (
-    Continuation,
-    ResumedEvents,
-    continue_from,
-    half_a_character,
-    loses_nothing,
-    resumable,
-)
+from headway.gateway.request.resume import loses_nothing
 from headway.gateway.request.serving import InstanceLost, Serving
 from headway.http_client import message_of, root_of
 from headway.routing.prefill_decode import PrefillDecode, for_prompts
@@ -100,14 +90,9 @@ class RequestLifecycle:
     _admission: QueuedRequest | None = None
     _timer: asyncio.TimerHandle | None = None
     _comments: asyncio.Task[None] | None = None
-    _events: Events | None = None
     _attempt: Attempt = field(init=False)
+    _onward: Onward = field(init=False)
     _placement: Placement = field(init=False)
-    _continuation: Continuation | None = None
-    _transcript: Transcript | NamedTranscript | None = None
-    _repeats: bool = False
-    _context_limit: int | None = None
-    _answer_limit: int | None = None
     _transfer: msgspec.Raw | None = None
     _member: Member | None = None
     _streams: bool = False
@@ -117,6 +102,7 @@ class RequestLifecycle:
     def __post_init__(self) -> None:
         self.client.named_events = self.request.api.named_events
         self._attempt = Attempt(self.serving.session, self.client, self.interrupt, self._tokens)
+        self._onward = Onward(self.serving, self.request, self._attempt)
         self._placement = Placement(self.serving, self.request, self.job, self.interrupt)
 
     async def run(self) -> tuple[Outcome, str]:
@@ -147,7 +133,7 @@ class RequestLifecycle:
                 continue
             tried.append(name)
             await self.client.end_event()
-            if self._has_all_tokens():
+            if self._onward.has_all_tokens:
                 return await self._finish()
             name = await (self._resume if self._attempt.begun else self._retry)(tried, ending)
             if not name:
@@ -207,7 +193,7 @@ class RequestLifecycle:
         """Send the prompt to a prefill instance, and keep the answer."""
         request, left = prompt_alone(self.request), replace(self._left(), tbt_s=None)
         call = self._call(member, request, self._hints(member, left, may_move=False))
-        _, read_whole = self._readers(member, Departure.SHED, ids=False)
+        _, read_whole = self._onward.readers(member, Departure.SHED, ids=False)
         ending = await self._attempt.keep(call, read_whole)
         if ending.end is End.PASSED:
             self._transfer = read_transfer(ending.body)
@@ -216,7 +202,7 @@ class RequestLifecycle:
     # ---- where to -------------------------------------------------------------------------------------------------
 
     def _names(self) -> Sequence[str]:
-        request = self.request if self._continuation is None else self._continuation.rest()
+        request = self._onward.asked
         return self.serving.where(request.previous_id, request.model, request.context_tokens)
 
     def _all_names(self) -> Sequence[str]:
@@ -305,51 +291,23 @@ class RequestLifecycle:
         return ""
 
     def _cannot_resume(self, tried: list[str], ending: Ending) -> str:
-        """Why a stream that has begun does not go on; empty if it does, and how is in `_continuation`."""
-        events = self._events
-        if not self.serving.options.resume or events is None:
-            return "it does not go on elsewhere"
-        if ending.refused or ending.departure not in (None, Departure.HAND_OFF):
-            return "no instance takes the rest of it"
+        """Why a stream that has begun does not go on; empty if it does."""
         if self._has_tried_enough(tried):
             return f"it broke {len(tried)} times"
-        found = self._continue_from(events)
-        if not isinstance(found, str):
-            self._continuation = found
-            return ""
-        self._repeats = self._transcript is not None and self._continuation is None
-        return "" if self._repeats else found
-
-    def _has_all_tokens(self) -> bool:
-        events = self._events
-        if events is None or not self._attempt.begun:
-            return False
-        if events.done or not (events.finished and self.request.one_answer):
-            return events.done
-        counted = events.counted or not self.request.wants_usage
-        # Token counts that are missing are counted from token ids, or come when the answer is made again.
-        return counted or self._transcript is None or not isinstance(self._continue_from(events), str)
+        return self._onward.cannot(ending)
 
     async def _finish(self) -> tuple[Outcome, str]:
         """All of its tokens have come, and no more than usage and end mark may be missing."""
-        events = self._events
-        assert events is not None
-        if events.done or events.counted or not self.request.wants_usage:
-            await self.client.end(b"" if events.done else DONE)
-            return Outcome.FINISHED, ""
-        found = self._continue_from(events)
-        if isinstance(found, str):
-            await self._end_in_error(f"its token counts are lost; {found}")
-            return Outcome.FAILED, found
-        await self.client.end(found.end())
+        missing = self._onward.missing_end()
+        if isinstance(missing, str):
+            await self._end_in_error(f"its token counts are lost; {missing}")
+            return Outcome.FAILED, missing
+        mark = b"" if self._onward.is_done else DONE
+        await self.client.end(mark if missing is None else missing.end())
         return Outcome.FINISHED, ""
 
     async def _end_in_error(self, reason: str) -> None:
         await self.client.end(error_event(reason, "interrupted", named=self.request.api.named_events))
-
-    def _continue_from(self, events: Events) -> Continuation | str:
-        limits = self._context_limit, self._answer_limit
-        return continue_from(self.request, events, self._attempt.first_events, *limits)
 
     # ---- one attempt ----------------------------------------------------------------------------------------------
 
@@ -380,35 +338,22 @@ class RequestLifecycle:
         serving = self.serving
         if self.request.is_stored:
             serving.stored.keep(self.request.request_id, member.name, self.request.share)
-        await self._drop_half_a_character(member)
-        ids = member.facts.is_vllm and serving.options.resume and resumable(self.request)
-        if not self._attempt.begun:
-            self._answer_limit = member.answer_limit
-            kept = serving.options.resume and repeatable(self.request) and (self.request.chat or not ids)
-            made = NamedTranscript if self.request.api.named_events else Transcript
-            self._transcript = made() if kept else None
-        request, left, rest, may_move = self.request, self._left(), self._continuation, False
-        if rest is not None or self._repeats:
-            request = request if rest is None else rest.rest()
+        onward = self._onward
+        ids = await onward.prepare(member)
+        request, left, may_move = onward.asked, self._left(), False
+        if onward.continuation is not None or onward.repeats:
             left = replace(left, ttft_s=request.slo.ttft_s)
         else:
-            self._context_limit = member.facts.limits.get(request.model or member.facts.model)
+            onward.context_limit = member.facts.limits.get(request.model or member.facts.model)
             whole = (ids or not request.stream) and loses_nothing(request, member.answer_limit)
             may_move = self._may_move and self._placement.may_move(loses_nothing=whole)
             if self._transfer is not None:
                 request = with_transfer(request, self._transfer)
         # The instance does not say why a policy ended it: a request that may move is handed off, else it is shed.
         unserved = Departure.HAND_OFF if may_move else Departure.SHED
-        self._events, read_whole = self._readers(member, unserved, ids=ids)
+        events, read_whole = onward.readers(member, unserved, ids=ids)
         call = self._call(member, request, self._hints(member, left, may_move=may_move), ids=ids)
-        return await self._attempt.run(call, self._events, stream=self.request.stream, read_whole=read_whole)
-
-    async def _drop_half_a_character(self, member: Member) -> None:
-        """What goes on here begins with a whole character. Raises UpstreamError if the instance does not tell."""
-        rest = self._continuation
-        if rest is not None:
-            dropped = await self.interrupt.wait(half_a_character(self.serving.session, member.url, rest))
-            self._continuation = rest.without(dropped)
+        return await self._attempt.run(call, events, stream=self.request.stream, read_whole=read_whole)
 
     def _left(self) -> Slo:
         """What is left of its targets."""
@@ -419,22 +364,6 @@ class RequestLifecycle:
             return None
         elsewhere = self.serving.router.waiting_elsewhere(member.name, self._all_names()) if may_move else ()
         return self.request.hints(left, may_move=may_move, waiting_elsewhere=elsewhere)
-
-    def _readers(
-        self, member: Member, unserved: Departure, *, ids: bool
-    ) -> tuple[Events, Callable[[bytes], WholeAnswer]]:
-        """How its events are read, or its answer in one piece; `unserved`: what an answer without a token means."""
-        if self._continuation is not None:
-            return ResumedEvents(continuation=self._continuation), whole_of
-        left = unserved if member.facts.is_headway else None
-        if self._repeats:
-            assert self._transcript is not None
-            assert self._events is not None
-            return self._transcript.repeated(self._events.tokens, left), whole_of
-        note = None if self._transcript is None else self._transcript.note
-        if self.request.api.named_events:
-            return NamedEvents(left=left, note=note), partial(named_whole, left=left)
-        return PassedEvents(with_ids=ids, hide_ids=not self.request.wants_ids, note=note), whole_of
 
     def _call(
         self, member: Member, request: GenerationRequest, hints: dict[str, Any] | None, *, ids: bool = False

@@ -8,7 +8,7 @@ what the client has is compared and left out, and the rest goes on.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from headway.core.plan import Departure
 from headway.gateway.http.events import (
     DONE,
     Events,
+    EventsKept,
     Halt,
     TakenUpEvents,
     halt_of,
@@ -36,6 +37,9 @@ _LOGPROB_LISTS = ("content", "tokens", "token_logprobs", "top_logprobs", "text_o
 _INEXACT = ("token_logprobs", "top_logprobs")
 """Figures of another computation, which differ in their last digits."""
 _HEAD = ("id", "created", "model")
+_decode_number: Callable[[bytes | msgspec.Raw], float | None] = msgspec.json.Decoder(
+    float | None, strict=False
+).decode
 
 
 def repeatable(request: GenerationRequest) -> bool:
@@ -54,14 +58,17 @@ def is_seeded(request: GenerationRequest) -> bool:
 
 
 def _number(request: GenerationRequest, name: str) -> float | None:
+    raw = request.fields.get(name)
+    if raw is None:
+        return None
     try:
-        return msgspec.json.decode(request.fields.get(name, b"null"), type=float | None, strict=False)
+        return _decode_number(raw)
     except NOT_AS_EXPECTED:
         return None  # the instance's to refuse
 
 
 @dataclass(slots=True)
-class Transcript:
+class Transcript(EventsKept):
     """What the client has of an answer, field by field. Costs O(bytes of text)."""
 
     head: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +76,7 @@ class Transcript:
     once: set[Key] = field(default_factory=set)
 
     def note(self, event: dict[str, Any]) -> None:
-        """An event has gone to the client."""
+        """See `EventsKept`."""
         if not self.head:
             self.head = {name: event[name] for name in _HEAD if name in event}
         for choice in event.get("choices") or []:
@@ -80,7 +87,7 @@ class Transcript:
             self.once.add(("usage",))
 
     def repeated(self, tokens_before: int, _left: Departure | None) -> Events:
-        """How the events of the answer that is made again are read."""
+        """How the events of the answer that is made again are read, once what was kept has been."""
         return RepeatedEvents(transcript=self, tokens=tokens_before)
 
     def whole(self, key: Key) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headway.core.plan import Departure
-from headway.gateway.http.events import Events, Halt, payload, read_event
+from headway.gateway.http.events import Events, EventsKept, Halt, payload, read_event
 from headway.gateway.http.named_events import NamedEvents
 
 _IDS = ("id", "item_id", "call_id")
@@ -33,7 +33,7 @@ class _Segment:
 
 
 @dataclass(slots=True)
-class NamedTranscript:
+class NamedTranscript(EventsKept):
     """What the client has of an answer, in order. Costs O(bytes of its events)."""
 
     segments: list[_Segment] = field(default_factory=list)
@@ -41,7 +41,7 @@ class NamedTranscript:
     numbers: int = 0
 
     def note(self, event: dict[str, Any]) -> None:
-        """An event has gone to the client."""
+        """See `EventsKept`."""
         self.numbers += 1
         if event.get("type") == _PING:
             return

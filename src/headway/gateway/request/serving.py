@@ -14,7 +14,8 @@ from headway.core.job import Job
 from headway.core.slo import Slo
 from headway.errors import UpstreamError
 from headway.gateway.book.access_log import AccessLog
-from headway.gateway.book.accounts import Accounts, Refusal, slo_label
+from headway.gateway.book.accounts import Accounts, Refusal
+from headway.gateway.book.classes import slo_label
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Member
 from headway.gateway.http.asgi_client import Client
