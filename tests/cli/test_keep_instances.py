@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -17,7 +18,8 @@ from typing import Any
 import pytest
 
 from headway.engine.servers.kept_instances import InstancesFolder, process_start
-from headway.errors import ConfigError
+from headway.errors import ConfigError, UpstreamError
+from headway.gateway.fleet.adapters import Adapters
 from tests.cli.test_serve_gateway import Running, is_alive, wait_for
 
 pytestmark = pytest.mark.engine
@@ -226,6 +228,20 @@ def test_adapters_are_known_to_the_next_gateway(kept: Path) -> None:
     folder.keep_adapter("prose", ("/adapters", b"\xff"))
     folder.keep_adapter("prose", None)
     assert InstancesFolder(kept).adapters() == {"sql": ("/adapters", b'{"name": "sql"}')}
+
+
+def test_a_gateway_that_stands_still_with_the_lock_holds_up_no_other(
+    kept: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = InstancesFolder(kept)
+    monkeypatch.setattr("headway.engine.servers.kept_instances.LOCK_PATIENCE_S", 0.05)
+    with (kept / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UpstreamError, match=r"another gateway has held .*lock for 0\.05 s"):
+            folder.key()
+        Adapters(folder).note("POST", "/adapters", b'{"name": "sql"}')
+    assert "the adapter 'sql' is not kept for other gateways: another gateway has held" in caplog.text
+    assert folder.adapters() == {}
 
 
 def test_a_process_that_has_ended_has_no_start() -> None:

@@ -12,7 +12,6 @@ from headway.engine.host_kv import HostKv
 from headway.engine.machine import host_memory_bytes, is_cpu_build
 from headway.engine.servers.instances_command import (
     CORES_VARIABLE,
-    HOST,
     NIXL_PORT_VARIABLE,
     Binding,
     InstancesPlan,
@@ -23,7 +22,7 @@ from headway.engine.servers.instances_command import (
     check_memory,
     named_file,
 )
-from headway.engine.servers.server_command import ServerCommand
+from headway.engine.servers.server_command import HOST, ServerCommand
 from headway.engine.servers.server_process import put_aside
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -24,6 +25,7 @@ from headway.json_file import read_json, write_json
 CODE_UNSEEN = 256
 """In place of the exit code of a process that another one had started: no process ends with it."""
 _STATE, _LOCK = "instances.json", "lock"
+LOCK_PATIENCE_S = 1.0
 _LAST_BYTES = 64 << 10
 _POLL_S = 0.05
 _OPEN_TO_OTHERS = 0o077
@@ -166,10 +168,24 @@ class InstancesFolder:
     @contextmanager
     def _changed(self) -> Iterator[_State]:
         with (self.folder / _LOCK).open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._lock(lock)
             state = self._read()
             yield state
             write_json(self.folder / _STATE, state)
+
+    def _lock(self, lock: IO[str]) -> None:
+        """Wait for the lock, which is held for milliseconds. Raises UpstreamError if its holder stands still."""
+        deadline_s = time.monotonic() + LOCK_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() >= deadline_s:
+                    raise UpstreamError(
+                        f"another gateway has held {self.folder / _LOCK} for {LOCK_PATIENCE_S:g} s"
+                    ) from None
+                time.sleep(_POLL_S / 10)
 
 
 def process_start(pid: int) -> str:

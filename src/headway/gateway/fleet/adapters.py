@@ -8,6 +8,7 @@ from typing import Protocol
 import aiohttp
 import msgspec
 
+from headway.errors import HeadwayError
 from headway.http_client import NO_ANSWER, NOT_AS_EXPECTED, named, root_of
 
 ADAPTERS = "/adapters"
@@ -33,7 +34,7 @@ class KeptAdapters(Protocol):
         """Adapters that are loaded, by name."""
 
     def keep_adapter(self, name: str, asked: Asked | None) -> None:
-        """An adapter was loaded, or (None) unloaded."""
+        """An adapter was loaded, or (None) unloaded. Raises OSError or HeadwayError if that cannot be kept."""
 
 
 class AdaptersHere:
@@ -63,14 +64,21 @@ class Adapters:
     def note(self, method: str, path: str, body: bytes) -> None:
         """An instance did what this request asks. One about anything else changes nothing."""
         if method == "DELETE" and path.startswith(f"{ADAPTERS}/"):
-            self._kept.keep_adapter(path.removeprefix(f"{ADAPTERS}/"), None)
+            self._keep(path.removeprefix(f"{ADAPTERS}/"), None)
         if method != "POST" or path not in (_LOAD, _UNLOAD, ADAPTERS):
             return
         try:
             said = msgspec.json.decode(body, type=_Adapter)
         except NOT_AS_EXPECTED:
             return
-        self._kept.keep_adapter(said.lora_name or said.name, None if path == _UNLOAD else (path, body))
+        self._keep(said.lora_name or said.name, None if path == _UNLOAD else (path, body))
+
+    def _keep(self, name: str, asked: Asked | None) -> None:
+        """The instances have done it: what cannot be kept is named in the log."""
+        try:
+            self._kept.keep_adapter(name, asked)
+        except (OSError, HeadwayError) as error:
+            _LOG.warning("what became of the adapter %r is not kept for other gateways: %s", name, error)
 
     async def load(self, session: aiohttp.ClientSession, instance: str, url: str) -> None:
         """Have an instance load them all; what it does not load is named in the log."""
