@@ -17,8 +17,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from headway.core.job import Job, JobState
 from headway.core.plan import Departure, StepPlan
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.step.adapters import PATIENCE_S, AdapterSlots
-from headway.engine.vllm.model_free import (
+from headway.engine.model_free import (
     ModelFreeEngine,
     ScriptedRequest,
     engine_config,
@@ -26,6 +25,7 @@ from headway.engine.vllm.model_free import (
     make_scheduler,
     to_request,
 )
+from headway.engine.step.adapters import PATIENCE_S, AdapterSlots
 from tests.strategies import FEW, make_job
 
 STEP_S, SLOTS, ADAPTERS, LONGEST = 0.05, 2, 8, 40

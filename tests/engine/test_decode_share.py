@@ -7,7 +7,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from headway.core.batch_shape import BatchShape
 from headway.core.cost import UnknownCost
-from headway.engine.vllm.model_free import ModelFreeEngine, ScriptedRequest
+from headway.engine.model_free import ModelFreeEngine, ScriptedRequest
 from headway.policies.presets import build_policy, find_preset
 from tests.engine.scripts import scheduler
 
