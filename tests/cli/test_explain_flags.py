@@ -139,6 +139,8 @@ def test_what_cannot_be_explained_is_one_line(refused: Refused, url: str) -> Non
     [
         (("--policies", ""), "--policies is ''; accepted: names of the preset table"),
         (("--policies", ","), "--policies is ','; accepted: names of the preset table"),
+        ((), "--policies is missing; accepted: --policies A,B,..., --scale MIN..MAX, or both"),
+        (("--scale", "2..1"), "--scale is '2..1'; accepted: N or MIN..MAX"),
         (("--policies", "nope"), "unknown policy 'nope'; accepted: "),
         (("--policies", "edf", "--window", "5"), "--window is 5 and --every 60; accepted: 10 s or more"),
         (("--policies", "edf", "--every", "0"), "accepted: 10 s or more, and 1 s or more"),
@@ -169,6 +171,36 @@ def test_a_server_that_is_down_is_left_out_of_the_one_report_and_one_named_twice
     assert line.startswith(f"{DOWN}: {DOWN}/v1/shadow/0-0 does not answer")
 
 
+def test_a_shadow_of_a_fleet_says_how_many_such_servers_are_needed(
+    headway: Headway, told_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As many requests as one engine serves late, and four serve in time.
+    monkeypatch.setattr("os.nice", lambda niceness: 0)
+    code, out, _ = headway("shadow", "--url", told_url, "--scale", "1..4", "--once", "--json")
+    assert code == 0
+    advice = json.loads(out)["advice"]
+    assert 1 < advice["needed"] <= 4
+    assert (
+        advice["replays"]["4"]["goodput"]
+        > advice["replays"]["1" if "1" in advice["replays"] else "2"]["goodput"]
+    )
+    code, out, _ = headway("shadow", "--url", told_url, "--scale", "1..4", "--once")
+    assert f"{advice['needed']} instances needed" in out
+
+
+async def test_a_shadow_asks_those_it_is_told_of_and_keeps_what_others_told(told_url: str) -> None:
+    shadowing = _Shadowing(["-"], ["edf"], 300.0, None, True, None)
+    async with open_session(None) as session:
+        shadowing._ask_those([told_url])
+        await shadowing._ask_all(session)
+        shadowing._ask_those([DOWN])
+        assert list(shadowing._feeds) == [DOWN]
+        [gone] = shadowing._gone
+        assert len(gone.ended) == 250
+        shadowing._ask_those([told_url, DOWN])
+        assert not shadowing._feeds[told_url].ended, "it may be another server by now"
+
+
 def test_where_no_server_answers_there_is_no_report(
     refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,7 +214,7 @@ def test_where_no_server_answers_there_is_no_report(
 async def test_a_server_that_is_silent_is_told_of_once_and_left_out_of_reports(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shadowing = _Shadowing([url], ["edf"], 300.0, None, as_json=True)
+    shadowing = _Shadowing([url], ["edf"], 300.0, None, True, None)
     async with open_session(None) as session:
         for _ in range(2):
             await shadowing._ask_patiently(session, url)

@@ -14,7 +14,7 @@ from headway.engine.model_free import ScriptedRequest
 from headway.engine.step.explainer import MOST_ANSWERED, NOT_FOLLOWED, Explainer, tracks_of, window
 from headway.explain.explanation import Explanation, explain
 from headway.explain.trail import Trail
-from headway.lab.shadow import Feed
+from headway.lab.shadow_feed import Feed
 from tests.engine.scripts import HearingEngine, scheduler, stream
 
 pytestmark = pytest.mark.vllm

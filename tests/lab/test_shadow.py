@@ -15,8 +15,9 @@ from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError, UpstreamError
 from headway.gateway.book.shadow_board import ShadowFigures, ShadowState
-from headway.lab import shadow
-from headway.lab.shadow import CONTROL, FIRST, LIVE, MOST_REQUESTS, Feed, shadow_report, why_no_verdict
+from headway.lab import shadow_replay
+from headway.lab.shadow import CONTROL, LIVE, shadow_report, why_no_verdict
+from headway.lab.shadow_feed import FIRST, MOST_REQUESTS, Feed
 from headway.policies.policy import Policy
 from headway.policies.presets import Preset, build_policy
 from headway.results.metrics import summarize
@@ -230,7 +231,7 @@ def test_a_policy_that_breaks_costs_no_other_its_figures(
             raise ZeroDivisionError("on purpose")
         return build_policy(preset, cost, **options)
 
-    monkeypatch.setattr(shadow, "build_policy", breaking)
+    monkeypatch.setattr(shadow_replay, "build_policy", breaking)
     report = shadow_report([fed(answer(*run))], ["edf", "sjf"], window_s=10.0)
     assert list(report.figures) == [LIVE, CONTROL, "sjf"]
     assert report.failed == {"edf": "it raised ZeroDivisionError: on purpose"}
@@ -307,7 +308,7 @@ def test_the_simulated_engine_has_the_cuda_graphs_of_the_real_one(
     del sizes["max_cudagraph_capture_size"]
     if told is not None:
         sizes["max_cudagraph_capture_size"] = told
-    monkeypatch.setattr(shadow, "build_policy", seeing)
+    monkeypatch.setattr(shadow_replay, "build_policy", seeing)
     shadow_report([fed(given)], ["sjf"], window_s=1.0)
     assert seen == [graphed] * 2
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,8 @@ from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
     from headway.gateway.book.shadow_board import ShadowFigures, ShadowState
-    from headway.lab.shadow import Feed
+    from headway.lab.shadow_feed import Feed
+    from headway.lab.shadow_scaling import FleetAdviser
 
 EPILOG = """Examples:
 
@@ -37,8 +39,10 @@ few seconds. It keeps its last ended requests alone (`headway serve --explain N`
 twice the window, the report is of the later half of them. Ctrl-C ends it.
 """
 
+FOLLOWED = "-"
+"""In place of a URL: each line of standard input has the URLs that are asked from then on."""
 _ASK_EVERY_S = 5.0
-_LEAST_WINDOW_S, _LEAST_EVERY_S = 10.0, 1.0
+LEAST_WINDOW_S, _LEAST_EVERY_S = 10.0, 1.0
 _NICENESS = 10
 
 
@@ -46,8 +50,15 @@ _NICENESS = 10
 class ShadowFlags:
     """Which servers, which policies, and how often a report."""
 
-    url: Annotated[tuple[str, ...], Setting("Base URL of a server; repeatable.", "URL")]
-    policies: Annotated[str, Setting("Rows of the preset table.", "A,B,...")]
+    url: Annotated[
+        tuple[str, ...],
+        Setting("Base URL of a server; repeatable. -: lines of URLs on standard input.", "URL"),
+    ]
+    policies: Annotated[str | None, Setting("Rows of the preset table.", "A,B,...")] = None
+    scale: Annotated[
+        str | None,
+        Setting("Say also how many such servers are needed, all of one fleet and alike.", "MIN..MAX"),
+    ] = None
     window: Annotated[float, Setting("Seconds of requests that a report judges.", "S")] = 300.0
     every: Annotated[float, Setting("Seconds between reports.", "S")] = 60.0
     once: Annotated[bool, Setting("Print one report of what is known now, then end.")] = False
@@ -60,24 +71,33 @@ class ShadowFlags:
 def shadow(flags: ShadowFlags) -> None:
     """Serve a running server's requests again under other policies, simulated, and report goodput and latency."""
     from headway.lab.grid import parse_policies
+    from headway.lab.shadow_scaling import FleetAdviser
     from headway.policies.presets import find_preset
+    from headway.routing.scaling import Bounds
 
     window, every = flags.window, flags.every
-    names = parse_policies(flags.policies, "--policies")
+    if flags.policies is None and flags.scale is None:
+        raise ConfigError("--policies is missing; accepted: --policies A,B,..., --scale MIN..MAX, or both")
+    names = () if flags.policies is None else parse_policies(flags.policies, "--policies")
+    bounds = None if flags.scale is None else Bounds.parse(flags.scale, "--scale")
     for name in names:
         find_preset(name)
-    if not (_LEAST_WINDOW_S <= window < inf and _LEAST_EVERY_S <= every < inf):
+    if not (LEAST_WINDOW_S <= window < inf and _LEAST_EVERY_S <= every < inf):
         raise ConfigError(
-            f"--window is {window:g} and --every {every:g}; accepted: {_LEAST_WINDOW_S:g} s or more, and "
+            f"--window is {window:g} and --every {every:g}; accepted: {LEAST_WINDOW_S:g} s or more, and "
             f"{_LEAST_EVERY_S:g} s or more"
         )
     os.nice(_NICENESS)
-    shadowing = _Shadowing(flags.url, names, window, flags.api_key, flags.as_json)
+    adviser = None if bounds is None else FleetAdviser(bounds, window)
+    shadowing = _Shadowing(flags.url, names, window, flags.api_key, flags.as_json, adviser)
     asyncio.run(shadowing.run(None if flags.once else every))
 
 
 class _Shadowing:
-    """Asks each server every few seconds, and reports of those that answer; one that is named twice counts once."""
+    """Asks each server every few seconds, and reports of those that answer; one that is named twice counts once.
+
+    What a server told that is asked no more still counts as demand, as long as it is kept.
+    """
 
     def __init__(
         self,
@@ -86,22 +106,45 @@ class _Shadowing:
         window_s: float,
         api_key: str | None,
         as_json: bool,
+        adviser: FleetAdviser | None,
     ) -> None:
-        from headway.http_client import root_of
-        from headway.lab.shadow import Feed
-
-        self._feeds: dict[str, Feed] = {url: Feed(2 * window_s) for url in map(root_of, urls)}
+        self._keep_s = 2 * window_s
+        self._feeds: dict[str, Feed] = {}
+        self._gone: list[Feed] = []
+        self._follows = FOLLOWED in urls
+        self._adviser = adviser
+        self._ask_those([url for url in urls if url != FOLLOWED])
         self._silent: set[str] = set()
         self._policies = policies
         self._window_s = window_s
         self._api_key = api_key
         self._as_json = as_json
 
+    def _ask_those(self, urls: Iterable[str]) -> None:
+        """Ask these from now on."""
+        from headway.http_client import root_of
+        from headway.lab.shadow_feed import Feed
+
+        before = self._feeds
+        self._feeds = {url: before.get(url) or Feed(self._keep_s) for url in map(root_of, urls)}
+        self._gone += [feed for url, feed in before.items() if url not in self._feeds]
+
+    async def _follow(self) -> None:
+        """Ask what each line of standard input names, until there is none."""
+        lines = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
+        )
+        async for line in lines:
+            self._ask_those(line.decode().split())
+
     async def run(self, every_s: float | None) -> None:
         """Report every so often, or once. Raises UpstreamError if no server answers the one time it is asked."""
         from headway.http_client import open_session
         from headway.loadgen.queries import TIMEOUT_S
 
+        if self._follows:
+            self._following = asyncio.create_task(self._follow())
         async with open_session(self._api_key, TIMEOUT_S) as session:
             if every_s is None:
                 await self._ask_all(session)
@@ -141,13 +184,18 @@ class _Shadowing:
         from headway.loadgen.queries import ask_window
 
         feed = self._feeds[url]
-        feed.take(await ask_window(session, url, feed.next))
+        feed.take(await ask_window(session, url, feed.next), time.monotonic())
 
     def _report(self) -> ShadowState:
         from headway.lab.shadow import shadow_report
 
         feeds = [feed for url, feed in self._feeds.items() if url not in self._silent]
-        return shadow_report(feeds, self._policies, self._window_s, at=round(time.time(), 3))
+        report = shadow_report(feeds, self._policies, self._window_s, at=round(time.time(), 3))
+        if self._adviser is not None:
+            now_s = time.monotonic()
+            self._gone = [feed for feed in self._gone if feed.heard_s >= now_s - self._keep_s]
+            report.advice = self._adviser.advise(feeds, self._gone, report, now_s)
+        return report
 
     def _show(self, report: ShadowState) -> None:
         if self._as_json:
@@ -184,6 +232,12 @@ def report_text(report: ShadowState) -> str:
     if report.missed:
         lines.append(
             f"{report.missed:,} ended unseen: the server keeps fewer than came between two questions"
+        )
+    if (advice := report.advice) is not None:
+        why = f"; {advice.doubt}" if advice.doubt else ""
+        lines.append(
+            f"{advice.needed} instances needed ({advice.low} to {advice.high}), for {advice.growth:.2f} times the "
+            f"demand{why}"
         )
     return "\n".join(lines)
 

@@ -9,31 +9,22 @@ another server: then no shadow is simulated, and the report says what was off.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
-from typing import Annotated, Any
-
-import msgspec
 
 from headway.core.batch_shape import BatchShape
-from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record
-from headway.core.slo import Slo
-from headway.errors import ConfigError, HeadwayError, UpstreamError
+from headway.errors import ConfigError, HeadwayError
 from headway.explain.text import seconds
 from headway.gateway.book.shadow_board import ShadowFigures, ShadowState
-from headway.lab.grid import Parts
-from headway.policies.presets import build_policy, find_preset
+from headway.lab.shadow_feed import EngineFacts, Feed, Told
+from headway.lab.shadow_replay import Recorded, policy_factory, trace_of
 from headway.predict.steps.calibration import Calibration
 from headway.predict.steps.copies import TransferModel
 from headway.predict.steps.law import MIN_ROWS, StepTimeLaw, fit_step_time
 from headway.results.metrics import jct_s, summarize
-from headway.sim.limits import EngineLimits
-from headway.sim.simulation import PolicyFactory, System, simulate
-from headway.statistics import mean_of_known, median
-from headway.traces import TraceRequest
+from headway.sim.simulation import System, simulate
+from headway.statistics import mean_of_known
 
 LIVE = "live"
 CONTROL = "live policy, simulated"
@@ -175,6 +166,21 @@ def _known(feeds: Iterable[Feed]) -> list[tuple[Feed, EngineFacts]]:
 
 
 def _world(feed: Feed, engine: EngineFacts, window_s: float) -> _World:
+    system, error = _likeness(feed, engine)
+    return _World(feed, engine, _judged(feed, window_s), system, error)
+
+
+def fleet_system(feeds: Sequence[Feed]) -> tuple[EngineFacts, System]:
+    """The engine that all are like, and what serves as it does: of the one whose steps are known best.
+
+    Raises ConfigError where too little is known of all of them.
+    """
+    feed, engine = max(_known(feeds), key=lambda known: len(known[0].steps))
+    return engine, _likeness(feed, engine)[0]
+
+
+def _likeness(feed: Feed, engine: EngineFacts) -> tuple[System, float]:
+    """What serves as the engine does, and the median error of its step law."""
     rows = list(feed.steps)
     fit = fit_step_time(rows)
     limits = engine.limits
@@ -190,8 +196,7 @@ def _world(feed: Feed, engine: EngineFacts, window_s: float) -> _World:
         kv_bytes_per_token=max(1, feed.block_bytes // limits.block_size),
         kv_capacity_tokens=limits.num_blocks * limits.block_size,
     )
-    system = System(limits=limits, calibration=calibration)
-    return _World(feed, engine, _judged(feed, window_s), system, fit.held_out.median_error)
+    return System(limits=limits, calibration=calibration), fit.held_out.median_error
 
 
 def _true_mean(rows: Sequence[tuple[BatchShape, float]], law: StepTimeLaw) -> float:
@@ -224,7 +229,7 @@ def _copies(engine: EngineFacts, block_bytes: int, *, out: bool) -> TransferMode
 
 def _served(world: _World, policy: str | None) -> list[Record]:
     """The records of the judged requests under a policy (None: the live one), with all the others beside them."""
-    requests, estimates = _requests(world.feed)
+    requests, estimates = trace_of((*world.feed.ended, *world.feed.live))
     found: list[Record] = []
 
     def keep(record: Record) -> None:
@@ -233,240 +238,10 @@ def _served(world: _World, policy: str | None) -> list[Record]:
 
     simulate(
         requests,
-        _factory(world.engine, policy),
+        policy_factory(world.engine, policy),
         world.system,
         on_record=keep,
         max_output_tokens=max((one.max_output_tokens or 1 for one in requests), default=1),
-        lengths=_Recorded(estimates),
+        lengths=Recorded(estimates),
     )
     return found
-
-
-def _factory(engine: EngineFacts, policy: str | None) -> PolicyFactory:
-    name, parts = (engine.policy, engine.parts.given()) if policy is None else (policy, {})
-    preset = find_preset(name, **parts)
-    return lambda cost: build_policy(preset, cost, priority_first=engine.priority_first)
-
-
-def _requests(feed: Feed) -> tuple[list[TraceRequest], dict[str, LengthEstimate]]:
-    """Everything the engine served, in order of arrival, and what was predicted of each answer.
-
-    What it handed over unstarted is among the requests of the instance that took it.
-    """
-    known = {one.id: one for one in (*feed.ended, *feed.live) if one.outcome is not Outcome.HANDED_OFF}
-    told = sorted(known.values(), key=_by_arrival)
-    usual = int(median([one.output_tokens for one in told if one.outcome is Outcome.FINISHED] or [1]))
-    start_s = told[0].arrival_s if told else 0.0
-    requests = [_request(one, start_s, usual) for one in told]
-    estimates = {one.id: one.estimate for one in told if one.estimate is not None}
-    return requests, estimates
-
-
-def _by_arrival(one: Told) -> tuple[float, str]:
-    return one.arrival_s, one.id
-
-
-def _request(one: Told, start_s: float, usual_tokens: int) -> TraceRequest:
-    """What the simulator is to serve. Tokens of a prompt that were found on the device are left out of it."""
-    return TraceRequest(
-        id=one.id,
-        arrival_s=max(0.0, one.arrival_s - start_s),
-        input_tokens=max(1, one.prompt_tokens - one.found_tokens),
-        output_tokens=_output_tokens(one, usual_tokens),
-        max_output_tokens=one.max_output_tokens,
-        tenant=one.tenant,
-        priority=one.priority,
-        slo=one.slo,
-    )
-
-
-def _output_tokens(one: Told, usual_tokens: int) -> int:
-    """The true length; of one without an end of its own, what is known of it and the likeliest rest."""
-    if one.outcome in (Outcome.FINISHED, Outcome.CANCELLED):
-        return max(1, min(one.output_tokens, one.max_output_tokens))
-    estimate = one.estimate
-    if estimate is not None:
-        likely = one.output_tokens + estimate.remaining_tokens(one.output_tokens)
-    else:
-        likely = float(max(usual_tokens, one.output_tokens + 1))
-    return max(1, min(round(likely), one.max_output_tokens))
-
-
-class _Recorded:
-    """Says of each request what was said of it when it really came."""
-
-    def __init__(self, estimates: dict[str, LengthEstimate]) -> None:
-        self._estimates = estimates
-
-    def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
-        """What was predicted."""
-        return self._estimates.get(request.id)
-
-    def ended(self, request: TraceRequest, *, finished: bool) -> None:
-        """Nothing is learned: the next predictions are recorded too."""
-
-
-FIRST = "0-0"
-"""What is asked for at first; each answer says what to ask for next."""
-MOST_REQUESTS = 20_000
-MOST_STEPS = 4_000
-
-
-class Told(msgspec.Struct, kw_only=True):
-    """A request as its engine tells of it. Times are seconds of the engine's clock."""
-
-    id: str
-    arrival_s: float
-    prompt_tokens: int
-    found_tokens: int
-    output_tokens: int
-    max_output_tokens: int
-    targets_s: tuple[float | None, float | None, float | None]
-    priority: int
-    tenant: str
-    predicted: tuple[float, float, float] | None
-    outcome: Outcome | None
-    first_token_s: float | None
-    finished_s: float | None
-
-    @property
-    def slo(self) -> Slo:
-        """The targets of the request."""
-        return Slo(*self.targets_s)
-
-    @property
-    def estimate(self) -> LengthEstimate | None:
-        """How long its answer was predicted to be."""
-        return None if self.predicted is None else LengthEstimate(*self.predicted)
-
-    def record(self) -> Record:
-        """What became of it, as a record. Of an ended one only."""
-        assert self.outcome is not None, "a live request has no record"
-        return Record(
-            id=self.id,
-            arrival_s=self.arrival_s,
-            prompt_tokens=self.prompt_tokens,
-            outcome=self.outcome,
-            output_tokens=self.output_tokens,
-            tenant=self.tenant,
-            first_token_s=self.first_token_s,
-            finished_s=self.finished_s,
-            slo=self.slo,
-        )
-
-
-class EngineFacts(msgspec.Struct, kw_only=True):
-    """An engine's policy and sizes, and seconds of a copy of one block and of `copied_blocks`, out and in (0: none
-    was seen). `priority_first`: it serves by vLLM's `--scheduling-policy priority`, whatever the policy.
-    """
-
-    policy: str
-    parts: Parts
-    limits: EngineLimits
-    copies_s: tuple[float, float, float, float]
-    copied_blocks: int
-    priority_first: bool = False
-
-
-class Window(msgspec.Struct, kw_only=True):
-    """One answer of an engine. `steps` are seconds and the six sums of a batch shape."""
-
-    now_s: float
-    next: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}-[0-9]{1,18}$")]
-    missed: int
-    ended: list[Told]
-    live: list[Told]
-    steps: list[tuple[float, int, int, int, int, int, float]]
-    host_s: float
-    engine: EngineFacts
-    block_bytes: int = 0
-
-
-class Feed:
-    """One engine's answers, put together: at most MOST_REQUESTS ended requests, none that came more than `keep_s` ago,
-    and MOST_STEPS steps.
-    """
-
-    def __init__(self, keep_s: float) -> None:
-        self._keep_s = keep_s
-        self._begin()
-
-    def _begin(self) -> None:
-        self.ended: deque[Told] = deque(maxlen=MOST_REQUESTS)
-        self.live: list[Told] = []
-        self.steps: deque[tuple[BatchShape, float]] = deque(maxlen=MOST_STEPS)
-        self.next = FIRST
-        self._gaps: deque[tuple[float, int]] = deque()
-        self._whole_from_s = -inf
-        self.now_s = 0.0
-        self.host_s = 0.0
-        self.block_bytes = 0
-        self.engine: EngineFacts | None = None
-
-    def take(self, answer: dict[str, Any]) -> None:
-        """Add an answer. Raises UpstreamError for what is none; a restarted engine's begins anew."""
-        try:
-            window = msgspec.convert(answer, Window)
-        except msgspec.ValidationError as error:
-            raise UpstreamError(f"a server's answer to shadows is not understood: {error}") from None
-        if window.now_s < self.now_s or _counts(window.next) < _counts(self.next):
-            self._begin()
-            return
-        forgets = len(self.ended) + len(window.ended) > MOST_REQUESTS
-        self.ended.extend(window.ended)
-        self.steps.extend((_shape(row), row[0]) for row in window.steps)
-        self.live, self.next, self.now_s = window.live, window.next, window.now_s
-        first = self.engine is None
-        if forgets or (first and window.missed):
-            self._whole_from_s = self._earliest_end_s()
-        if window.missed and not first:
-            self._gaps.append((self.now_s, window.missed))
-        self.host_s, self.block_bytes, self.engine = window.host_s, window.block_bytes, window.engine
-        since_s = self.now_s - self._keep_s
-        while self.ended and self.ended[0].arrival_s < since_s:
-            self.ended.popleft()
-        while self._gaps and self._gaps[0][0] < since_s:
-            self._gaps.popleft()
-
-    def _earliest_end_s(self) -> float:
-        """When the first known request ended: some that ended before are unknown; all that came since are known."""
-        return next((one.finished_s for one in self.ended if one.finished_s is not None), self.now_s)
-
-    @property
-    def reach_s(self) -> float:
-        """Seconds back for which all arrivals are known, but for `missed`; infinite from an engine's first request on.
-
-        An engine keeps its last ended requests alone, so that its first answer may begin in the middle.
-        """
-        return self.now_s - self._whole_from_s
-
-    @property
-    def whole_window_s(self) -> float:
-        """Seconds of the longest window that does not begin empty: the later half of what came as far as `reach_s`.
-
-        What came in the first half leads up to it; times after the last arrival are in no half.
-        """
-        arrivals_s = (one.arrival_s for one in (*self.ended, *self.live))
-        last_s = max(arrivals_s, default=self.now_s)
-        return self.now_s - (self._whole_from_s + max(last_s, self._whole_from_s)) / 2
-
-    @property
-    def missed(self) -> int:
-        """Requests that ended between two answers and were in neither, as far back as ended ones are kept."""
-        return sum(count for _, count in self._gaps)
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split("-")))
-
-
-def _shape(row: tuple[float, int, int, int, int, int, float]) -> BatchShape:
-    _, num_jobs, num_tokens, num_decodes, decode_context, prefill_context, pairs = row
-    return BatchShape(
-        num_jobs=num_jobs,
-        num_tokens=num_tokens,
-        num_decodes=num_decodes,
-        decode_context_tokens=decode_context,
-        prefill_context_tokens=prefill_context,
-        prefill_pairs=pairs,
-    )

@@ -20,7 +20,7 @@ class Phase(IntEnum):
 
     As vLLM's engine loop: a step's output is processed, then new requests are taken in, then the next
     step is scheduled. A copy between device and host that ends at the same instant is done before all of it, and a
-    request handed over arrives after all of it, whichever engine scheduled first.
+    request handed over arrives after all of it, whichever engine scheduled first. The size of a fleet changes last.
     """
 
     COPY = 0
@@ -28,6 +28,7 @@ class Phase(IntEnum):
     ARRIVAL = 2
     SCHEDULE = 3
     MOVE = 4
+    SCALE = 5
 
 
 class EventLoop:

@@ -122,7 +122,32 @@ class Cluster:
     def add(self, instance: Instance) -> None:
         """Put an instance behind the router, under its engine's name."""
         self._instances[instance.engine.name] = instance
-        self._names = tuple(self._instances)
+        self._names = (*self._names, instance.engine.name)
+
+    def close(self, name: str) -> None:
+        """Send an instance nothing new; what it has it serves to the end."""
+        self._names = tuple(each for each in self._names if each != name)
+
+    def reopen(self, name: str) -> None:
+        """Send a closed instance requests again."""
+        self._names = (*self._names, name)
+
+    def remove(self, name: str) -> None:
+        """A closed instance that has served everything is gone, with what its caches held."""
+        self._router.lost(name)
+
+    def live(self, name: str) -> int:
+        """Requests that an instance has. O(live)."""
+        return sum(live.instance == name for live in self._live.values())
+
+    def waiting(self, name: str) -> int:
+        """Requests at an instance that it has not started."""
+        return len(self._instances[name].engine.ledger.waiting)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to come or to end."""
+        return self.next_arrival_s == inf and not self._live
 
     def horizon_s(self, name: str) -> float:
         """Until when no request can come to an instance: the next arrival, or, while another has requests to hand over,

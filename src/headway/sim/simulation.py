@@ -20,6 +20,7 @@ from headway.routing import build_router
 from headway.routing.pools import PoolSizes, instance_names, pool_of
 from headway.sim.clock import Clock, CopyEngine, EventLoop
 from headway.sim.cluster import Cluster
+from headway.sim.elastic import ElasticFleet
 from headway.sim.engine import EngineTotals, SimulatedEngine
 from headway.sim.instance import Instance, LearnCopy, StepObserver
 from headway.sim.lengths import LengthSource
@@ -116,6 +117,7 @@ def simulate(
     shortcut: bool = True,
     check: bool = False,
     lengths: LengthSource | None = None,
+    elastic: ElasticFleet | None = None,
 ) -> SimulatedRun:
     """Serve `requests` (in order of arrival) to their end. The same arguments give the same records.
 
@@ -126,6 +128,8 @@ def simulate(
     The clock is the calibration's law with its residuals drawn by `seed`. The policies' cost model starts from nothing
     (of the loads of a KV tier, from the host's link) and learns from finished steps and copies alone. `lengths`
     predicts answers as their requests arrive.
+
+    With `elastic`, instances come and go as it decides, in place of `system.instances`.
 
     `shortcut` steps over stretches in which nothing changes, with the same records; a `watch` or `watcher` of every
     step switches it off. `check` asserts the invariants at every step. Raises SimulationError if a policy leaves work
@@ -145,8 +149,10 @@ def simulate(
         keep(record)
         if watcher is not None:
             watcher.ended(record)
+        if elastic is not None:
+            elastic.ended(record)
 
-    for clock_seed, name in enumerate(system.names, start=seed * len(system.names)):
+    def put(name: str, clock_seed: int) -> None:
         cost = _unlearned(system)
         served = _factory(policy, name)(cost)
         engine = SimulatedEngine(
@@ -161,6 +167,12 @@ def simulate(
         )
         horizon_s = _horizon_s(cluster, system, name) if shortcut else lambda: -inf
         cluster.add(_instance(engine, system, cost, clock_seed, loop, horizon_s, watch))
+
+    if elastic is not None:
+        elastic.begin(loop, cluster, put)
+    for clock_seed, name in enumerate(system.names, start=seed * len(system.names)):
+        if elastic is None:
+            put(name, clock_seed)
     cluster.run(requests)
     return SimulatedRun(loop.now_s, cluster.totals, records)
 

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from headway.errors import UpstreamError
 from headway.gateway.http.refusal import GatewayError, json_page, refused
 from headway.http_client import NOT_AS_EXPECTED
+from headway.routing.scaling import Advice
 
 PATH = "/shadow"
 ENGINE_PATH = "/v1/shadow"
@@ -58,6 +59,7 @@ class ShadowState(msgspec.Struct, kw_only=True):
     much simulated steps are off (median); `failed` says which policy has no figures and why. `known_s` is how far back
     all requests are known where that is too little for the window asked for: `window_s` is then the later half of them.
     `cannot_judge` says how the live policy simulated is too far from `live`; `figures` has no other policy then.
+    `advice` is how many instances would do, where that was asked for.
     """
 
     at: float
@@ -70,6 +72,7 @@ class ShadowState(msgspec.Struct, kw_only=True):
     failed: dict[str, str]
     known_s: float | None = None
     cannot_judge: str | None = None
+    advice: Advice | None = None
 
 
 class ShadowReply(msgspec.Struct):

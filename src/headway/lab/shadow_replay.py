@@ -1,0 +1,140 @@
+"""Requests that engines told of, served again: by one engine's likeness, or by a fleet of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+from headway.core.length_estimate import LengthEstimate
+from headway.core.record import Outcome, Record
+from headway.lab.shadow_feed import EngineFacts, Told
+from headway.policies.presets import build_policy, find_preset
+from headway.results.metrics import summarize
+from headway.routing import DEFAULT_ROUTER
+from headway.routing.scaling import Served
+from headway.sim.simulation import PolicyFactory, System, simulate
+from headway.statistics import median
+from headway.traces import TraceRequest
+
+MOST_REPLAYED = 400
+"""Requests of a replay. Of a busier fleet some instances are replayed, with their share of the requests."""
+_DRAWN_OF = 1 << 32
+
+
+def policy_factory(engine: EngineFacts, policy: str | None) -> PolicyFactory:
+    """Makes a policy of this name for an engine; the one it has for None."""
+    name, parts = (engine.policy, engine.parts.given()) if policy is None else (policy, {})
+    preset = find_preset(name, **parts)
+    return lambda cost: build_policy(preset, cost, priority_first=engine.priority_first)
+
+
+def trace_of(told: Iterable[Told]) -> tuple[list[TraceRequest], dict[str, LengthEstimate]]:
+    """Everything that engines served, in order of arrival, and what was predicted of each answer.
+
+    What it handed over unstarted is among the requests of the instance that took it.
+    """
+    known = {one.id: one for one in told if one.outcome is not Outcome.HANDED_OFF}
+    served = sorted(known.values(), key=_by_arrival)
+    usual = int(median([one.output_tokens for one in served if one.outcome is Outcome.FINISHED] or [1]))
+    start_s = served[0].arrival_s if served else 0.0
+    requests = [_request(one, start_s, usual) for one in served]
+    estimates = {one.id: one.estimate for one in served if one.estimate is not None}
+    return requests, estimates
+
+
+def _by_arrival(one: Told) -> tuple[float, str]:
+    return one.arrival_s, one.id
+
+
+def _request(one: Told, start_s: float, usual_tokens: int) -> TraceRequest:
+    """What the simulator is to serve. Tokens of a prompt that were found on the device are left out of it."""
+    return TraceRequest(
+        id=one.id,
+        arrival_s=max(0.0, one.arrival_s - start_s),
+        input_tokens=max(1, one.prompt_tokens - one.found_tokens),
+        output_tokens=_output_tokens(one, usual_tokens),
+        max_output_tokens=one.max_output_tokens,
+        tenant=one.tenant,
+        priority=one.priority,
+        slo=one.slo,
+    )
+
+
+def _output_tokens(one: Told, usual_tokens: int) -> int:
+    """The true length; of one without an end of its own, what is known of it and the likeliest rest."""
+    if one.outcome in (Outcome.FINISHED, Outcome.CANCELLED):
+        return max(1, min(one.output_tokens, one.max_output_tokens))
+    estimate = one.estimate
+    if estimate is not None:
+        likely = one.output_tokens + estimate.remaining_tokens(one.output_tokens)
+    else:
+        likely = float(max(usual_tokens, one.output_tokens + 1))
+    return max(1, min(round(likely), one.max_output_tokens))
+
+
+class Recorded:
+    """Says of each request what was said of it when it really came."""
+
+    def __init__(self, estimates: Mapping[str, LengthEstimate]) -> None:
+        self._estimates = estimates
+
+    def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
+        """What was predicted."""
+        return self._estimates.get(request.id)
+
+    def ended(self, request: TraceRequest, *, finished: bool) -> None:
+        """Nothing is learned: the next predictions are recorded too."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReplay:
+    """The last requests of a whole fleet, and the engine that all its instances are like.
+
+    Requests that came since `judged_from_s`, ended or not, are judged; those before them fill the queue.
+    """
+
+    requests: Sequence[TraceRequest]
+    estimates: Mapping[str, LengthEstimate]
+    judged_from_s: float
+    policy: PolicyFactory
+    system: System
+
+    @classmethod
+    def of(
+        cls, told: Iterable[Told], judged_from_s: float, policy: PolicyFactory, system: System
+    ) -> FleetReplay:
+        """The replay of requests whose times are of one clock."""
+        known = list(told)
+        requests, estimates = trace_of(known)
+        start_s = min((one.arrival_s for one in known), default=0.0)
+        return cls(requests, estimates, judged_from_s - start_s, policy, system)
+
+    def served(self, count: int, growth: float = 1.0) -> Served:
+        """What `count` instances would have come to, had requests come faster by a factor.
+
+        Prefix hits are taken as they were.
+        """
+        part = self._instances_replayed(count)
+        drawn = part / count * _DRAWN_OF
+        requests = [
+            replace(each, arrival_s=each.arrival_s / growth)
+            for each in self.requests
+            if part == count or crc32(each.id.encode()) < drawn
+        ]
+        judged_from_s = self.judged_from_s / growth
+        found: list[Record] = []
+        simulate(
+            requests,
+            self.policy,
+            replace(self.system, instances=part, router=DEFAULT_ROUTER),
+            on_record=found.append,
+            max_output_tokens=max((each.max_output_tokens or 1 for each in requests), default=1),
+            lengths=Recorded(self.estimates) if self.estimates else None,
+        )
+        summary = summarize([record for record in found if record.arrival_s >= judged_from_s])
+        return Served(summary.goodput, summary.mean_jct_s)
+
+    def _instances_replayed(self, count: int) -> int:
+        """As many of `count` as have MOST_REPLAYED requests between them; one at least."""
+        return max(1, min(count, count * MOST_REPLAYED // max(1, len(self.requests))))

@@ -1,0 +1,74 @@
+"""How many instances a fleet needs, by replays of what its instances told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from msgspec.structs import replace
+
+from headway.core.record import Outcome
+from headway.gateway.book.shadow_board import ShadowState
+from headway.lab.shadow import LIVE, fleet_system
+from headway.lab.shadow_feed import Feed, Told
+from headway.lab.shadow_replay import FleetReplay, policy_factory
+from headway.routing.scaling import TOLERANCE, Advice, Bounds, Demand, advise
+
+LEAD_S = 120.0
+"""From a report to a new instance's first request: to decide, to launch it, and for it to load the model."""
+
+
+class FleetAdviser:
+    """Advises on the number of instances; what came so far tells how demand changes."""
+
+    def __init__(self, bounds: Bounds, window_s: float) -> None:
+        self._bounds = bounds
+        self._window_s = window_s
+        self._demand = Demand(window_s, LEAD_S)
+        self._counted_s = -inf
+
+    def advise(
+        self, feeds: Sequence[Feed], gone: Sequence[Feed], report: ShadowState, now_s: float
+    ) -> Advice:
+        """How many instances the last window needs; `feeds` serve still, `gone` served some of it.
+
+        `now_s` is of the clock by which feeds were heard. Where the live policy simulated is far from what was seen,
+        one more is needed if targets are missed.
+        """
+        told = [one for number, feed in enumerate((*feeds, *gone)) for one in _on_one_clock(feed, number)]
+        self._count(told, min((feed.heard_s for feed in feeds), default=now_s))
+        doubt = report.cannot_judge or _difference(feeds)
+        if doubt is not None:
+            return self._by_what_was_seen(len(feeds), report, doubt)
+        engine, system = fleet_system(feeds)
+        replay = FleetReplay.of(told, now_s - self._window_s, policy_factory(engine, None), system)
+        return advise(replay.served, self._demand, now_s, self._bounds)
+
+    def _count(self, told: Sequence[Told], until_s: float) -> None:
+        """Requests that came since the last report, as far as all instances have told."""
+        for one in told:
+            if self._counted_s < one.arrival_s <= until_s and one.outcome is not Outcome.HANDED_OFF:
+                self._demand.came(one.arrival_s)
+        self._counted_s = max(self._counted_s, until_s)
+
+    def _by_what_was_seen(self, serving: int, report: ShadowState, doubt: str) -> Advice:
+        goodput = report.figures[LIVE].goodput
+        is_short = goodput is not None and goodput < 1 - TOLERANCE
+        needed = self._bounds.clamp(serving + is_short)
+        return Advice(needed=needed, low=self._bounds.floor, high=self._bounds.ceiling, doubt=doubt)
+
+
+def _on_one_clock(feed: Feed, number: int) -> list[Told]:
+    """An instance's requests by the listener's clock; two instances may have requests of one id."""
+    shift_s = feed.heard_s - feed.now_s
+    return [
+        replace(one, id=f"{number}/{one.id}", arrival_s=one.arrival_s + shift_s)
+        for one in (*feed.ended, *feed.live)
+    ]
+
+
+def _difference(feeds: Sequence[Feed]) -> str | None:
+    """Why these instances are not all alike, if they are not."""
+    engines = [feed.engine for feed in feeds if feed.engine is not None]
+    kinds = {(engine.policy, repr(engine.parts), repr(engine.limits)) for engine in engines}
+    return "instances have different policies or sizes" if len(kinds) > 1 else None

@@ -1,0 +1,231 @@
+"""How many instances there should be: pure, so that gateway and simulator decide alike."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import ceil, floor
+from typing import Self
+
+from headway.errors import ConfigError
+
+TOLERANCE = 0.01
+"""Goodput that a fleet may lose beside the largest one."""
+SLOWER = 0.25
+"""Where no request has targets: how much longer than in the largest fleet requests may take in the mean."""
+DEFAULT_WINDOW_S = 120.0
+"""The last requests by which the number of instances is judged."""
+CALM_WINDOWS = 1.5
+"""Fewer instances must have been enough for so many windows before one is stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The fewest and the most instances there may be."""
+
+    floor: int
+    ceiling: int
+
+    @classmethod
+    def parse(cls, text: str, flag: str) -> Self:
+        """Read `N` or `MIN..MAX`. ConfigError for anything else."""
+        found = re.fullmatch(r"(\d{1,6})(?:\.\.(\d{1,6}))?", text)
+        least, most = found.groups() if found is not None else ("0", None)
+        if not 1 <= int(least) <= int(most or least):
+            raise ConfigError(f"{flag} is {text!r}; accepted: N or MIN..MAX, from 1 up, as 1..4")
+        return cls(int(least), int(most or least))
+
+    def clamp(self, count: int) -> int:
+        """The nearest count that is allowed."""
+        return min(max(count, self.floor), self.ceiling)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What one size of fleet would have come to: goodput (None without targets), mean completion time."""
+
+    goodput: float | None
+    mean_jct_s: float | None
+
+    def as_good_as(self, best: Served) -> bool:
+        """Whether it loses no more than TOLERANCE; without targets, takes no more than SLOWER longer."""
+        if self.goodput is not None and best.goodput is not None:
+            return self.goodput >= best.goodput - TOLERANCE
+        if self.mean_jct_s is None or best.mean_jct_s is None:
+            return best.mean_jct_s is None
+        return self.mean_jct_s <= best.mean_jct_s * (1 + SLOWER)
+
+
+class Demand:
+    """Counts arrivals, and says by how much demand may grow until one instance more would serve.
+
+    A replay sees the last `window_s`; what is decided by it must do for the next `lead_s`. How the one compares with
+    the other is read off the last hour. O(1) an arrival, O(bins) a question.
+    """
+
+    GUESSED_GROWTH = 1.25
+    """Of the upper end, until enough was seen."""
+    LEAST_SEEN = 12
+    """Bins; fewer of them tell nothing of how demand changes."""
+    BINS_A_WINDOW = 8
+    KEPT_S = 3600.0
+    LARGEST = 4.0
+
+    def __init__(self, window_s: float, lead_s: float) -> None:
+        self._bin_s = window_s / self.BINS_A_WINDOW
+        self._after = max(1, round(lead_s / self._bin_s))
+        self._bins: Counter[int] = Counter()
+        self._first: int | None = None
+
+    def came(self, at_s: float) -> None:
+        """A request came."""
+        place = floor(at_s / self._bin_s)
+        self._bins[place] += 1
+        self._first = place if self._first is None else min(self._first, place)
+
+    def growth(self, now_s: float, share: float) -> float:
+        """The factor that demand stayed below in this share of the times of the last hour."""
+        last = floor(now_s / self._bin_s)
+        oldest = floor((now_s - self.KEPT_S) / self._bin_s)
+        for place in [place for place in self._bins if place < oldest]:
+            del self._bins[place]
+        first = last if self._first is None else max(self._first, oldest)
+        seen = sorted(self._changes(first, last))
+        if len(seen) < self.LEAST_SEEN:
+            return self.GUESSED_GROWTH if share > 0.5 else 1 / self.GUESSED_GROWTH
+        return min(self.LARGEST, seen[min(len(seen) - 1, floor(share * len(seen)))])
+
+    def _changes(self, first: int, last: int) -> list[float]:
+        """The rate of what came after each moment over the rate of what came before it; of whole bins alone."""
+        sums = [0]
+        for place in range(first, last):
+            sums.append(sums[-1] + self._bins[place])
+        before, after = self.BINS_A_WINDOW, self._after
+        return [
+            (sums[at + after] - sums[at]) / after / ((sums[at] - sums[at - before]) / before)
+            for at in range(before, len(sums) - after)
+            if sums[at] > sums[at - before]
+        ]
+
+
+LOW, UPPER, HIGH = 0.1, 0.9, 0.99
+"""Shares of the last hour's lead times: the recommendation is for a demand that UPPER of them stayed below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """How many instances the demand of the next minutes needs, as replays of the last ones say.
+
+    `low` and `high` would do for less and for more growth than is reckoned with (`growth`). `replays` are by number
+    of instances, at that growth. `doubt` says why replays cannot be trusted; `needed` then follows from what was seen.
+    """
+
+    needed: int
+    low: int
+    high: int
+    growth: float = 1.0
+    replays: Mapping[int, Served] = field(default_factory=dict)
+    doubt: str | None = None
+
+
+Replay = Callable[[int, float], Served]
+"""What so many instances would have come to, had demand been larger by a factor."""
+
+
+def advise(replay: Replay, demand: Demand, now_s: float, bounds: Bounds) -> Advice:
+    """The fewest instances that would have been as good as the most there may be: O(log(ceiling)) replays."""
+    growth = demand.growth(now_s, UPPER)
+    replays: dict[int, Served] = {}
+
+    def served(count: int) -> Served:
+        if count not in replays:
+            replays[count] = replay(count, growth)
+        return replays[count]
+
+    def is_enough(count: int) -> bool:
+        return served(count).as_good_as(served(bounds.ceiling))
+
+    counts = range(bounds.floor, bounds.ceiling)
+    needed = bounds.floor + bisect_left(counts, True, key=is_enough)
+    # Equal instances serve in proportion to their number.
+    low = floor((needed - 1) * demand.growth(now_s, LOW) / growth) + 1
+    high = ceil(needed * demand.growth(now_s, HIGH) / growth)
+    return Advice(
+        needed=needed,
+        low=bounds.clamp(min(low, needed)),
+        high=bounds.clamp(max(high, needed)),
+        growth=growth,
+        replays=dict(sorted(replays.items())),
+    )
+
+
+class Reason(StrEnum):
+    """Why so many instances are recommended."""
+
+    MORE = "more"
+    """Requests would miss their targets otherwise."""
+    FEWER = "fewer"
+    """Fewer have been enough for long enough."""
+    STEADY = "steady"
+    """The fleet is as large as it should be."""
+    CALM = "calm"
+    """Fewer would do, but not yet for long enough."""
+    FLOOR = "floor"
+    """One does for all there is to do, or the fewest there must be."""
+    CEILING = "ceiling"
+    """There are as many as there may be; more might do better."""
+    DOUBT = "doubt"
+    """Replays are too far from what was seen: one more where targets are missed, never fewer."""
+    UNKNOWN = "unknown"
+    """Nothing is known yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """How many instances there should be now, the ends of the interval, and why."""
+
+    instances: int
+    low: int
+    high: int
+    reason: Reason
+
+
+class Scaler:
+    """Turns advice into a number of instances: at once where more are needed, after a calm time where fewer are."""
+
+    def __init__(self, bounds: Bounds, window_s: float = DEFAULT_WINDOW_S) -> None:
+        self.bounds = bounds
+        self._calm_s = CALM_WINDOWS * window_s
+        self._needed: deque[tuple[float, int]] = deque()
+
+    def decide(self, now_s: float, current: int, advice: Advice | None) -> Recommendation:
+        """How many there should be of the `current` ones, those that are starting among them."""
+        bounds, needs = self.bounds, self._needed
+        if advice is None:
+            count = bounds.clamp(current)
+            return Recommendation(count, bounds.floor, bounds.ceiling, Reason.UNKNOWN)
+        if not needs:
+            needs.append((now_s, current))
+        wanted = max(advice.needed, current) if advice.doubt is not None else advice.needed
+        needs.append((now_s, wanted))
+        while needs[0][0] < now_s - self._calm_s:
+            needs.popleft()
+        count = bounds.clamp(max(needed for _, needed in needs))
+        count = min(count, max(current, bounds.clamp(wanted)))
+        reason = Reason.DOUBT if advice.doubt is not None else self._reason(count, current, advice)
+        return Recommendation(count, min(advice.low, count), max(advice.high, count), reason)
+
+    def _reason(self, count: int, current: int, advice: Advice) -> Reason:
+        if count > current:
+            return Reason.MORE
+        if count == self.bounds.ceiling and advice.needed >= count:
+            return Reason.CEILING
+        if count < current:
+            return Reason.FEWER
+        if advice.needed < count:
+            return Reason.CALM
+        return Reason.FLOOR if count == self.bounds.floor else Reason.STEADY

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from math import ceil
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.errors import ConfigError
+from headway.routing.scaling import (
+    UPPER,
+    Advice,
+    Bounds,
+    Demand,
+    Reason,
+    Scaler,
+    Served,
+    advise,
+)
+
+WINDOW_S, LEAD_S = 80.0, 80.0
+FOUR = Bounds(1, 4)
+
+
+def steady(rate_rps: float, until_s: float) -> Demand:
+    demand = Demand(WINDOW_S, LEAD_S)
+    for number in range(int(rate_rps * until_s)):
+        demand.came(number / rate_rps)
+    return demand
+
+
+def test_bounds_are_read_as_one_number_or_two() -> None:
+    assert Bounds.parse("3", "--instances") == Bounds(3, 3)
+    assert Bounds.parse("1..4", "--instances") == FOUR
+    assert [FOUR.clamp(count) for count in (0, 2, 9)] == [1, 2, 4]
+
+
+@pytest.mark.parametrize("text", ["", "0", "0..2", "3..2", "-1", "1.5", "1...4", "two", "1..", "..4"])
+def test_what_is_no_bounds_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--scale is .*; accepted: N or MIN\.\.MAX, from 1 up, as 1\.\.4"):
+        Bounds.parse(text, "--scale")
+
+
+def test_demand_that_does_not_change_does_not_grow() -> None:
+    # Two a second: 20 in each bin of 10 s, so that every ratio is 1.
+    assert steady(2.0, 800.0).growth(800.0, UPPER) == 1.0
+
+
+def test_growth_is_guessed_until_enough_was_seen() -> None:
+    # 12 ratios need 12 + 8 + 8 bins, less one: 270 s.
+    assert steady(2.0, 260.0).growth(260.0, UPPER) == Demand.GUESSED_GROWTH
+    assert steady(2.0, 280.0).growth(280.0, UPPER) == 1.0
+    assert steady(2.0, 40.0).growth(40.0, 0.1) == 1 / Demand.GUESSED_GROWTH
+
+
+def test_demand_that_doubles_within_a_window_has_been_seen_to_double() -> None:
+    demand = steady(2.0, 400.0)
+    for number in range(1600):
+        demand.came(400.0 + number / 4)
+    # The eight moments from 400 s on to 480 s have more after than before: of 49 - 15 the largest is 2.
+    assert demand.growth(800.0, 0.999) == 2.0
+    assert demand.growth(800.0, 0.1) == 1.0
+    # An hour later nothing of it is left.
+    for number in range(4 * 4000):
+        demand.came(800.0 + number / 4)
+    assert demand.growth(4800.0, 0.999) == 1.0
+
+
+def fleet(capacity: float, demand: float) -> Served:
+    """A fleet that serves all of its demand within targets, or as much of it as it can."""
+    return Served(goodput=min(1.0, capacity / demand), mean_jct_s=demand / capacity)
+
+
+@given(st.floats(0.1, 20.0), st.integers(1, 6), st.integers(0, 10))
+def test_advice_is_the_fewest_that_do_as_well_as_the_most(load: float, least: int, more: int) -> None:
+    bounds, asked = Bounds(least, least + more), list[int]()
+
+    def replay(count: int, growth: float) -> Served:
+        asked.append(count)
+        return fleet(count, load * growth)
+
+    advice = advise(replay, steady(2.0, 800.0), 800.0, bounds)
+    best = fleet(bounds.ceiling, load)
+    enough = [
+        count for count in range(bounds.floor, bounds.ceiling + 1) if fleet(count, load).as_good_as(best)
+    ]
+    assert advice.needed == enough[0]
+    assert bounds.floor <= advice.low <= advice.needed <= advice.high <= bounds.ceiling
+    assert len(asked) == len(set(asked)) <= 1 + ceil(1 + more**0.5 + 2)
+
+
+def test_growth_that_is_reckoned_with_needs_more_instances() -> None:
+    # 1.25 times 2 instances' work, before anything is known of how demand changes.
+    advice = advise(lambda count, growth: fleet(count, 2 * growth), steady(2.0, 40.0), 40.0, Bounds(1, 8))
+    assert (advice.needed, advice.growth) == (3, 1.25)
+    # Demand that shrank to 0.8: two of three instances would not have done at 1.25, 1.28 not at 0.8.
+    assert (advice.low, advice.high) == (2, 3)
+
+
+def test_without_targets_a_fleet_may_be_a_quarter_slower() -> None:
+    best = Served(None, 4.0)
+    assert Served(None, 5.0).as_good_as(best)
+    assert not Served(None, 5.1).as_good_as(best)
+    assert Served(None, None).as_good_as(Served(None, None)), "nothing came"
+    assert not Served(None, None).as_good_as(best), "nothing finished"
+
+
+def needs(count: int, doubt: str | None = None) -> Advice:
+    return Advice(needed=count, low=1, high=4, doubt=doubt)
+
+
+def test_more_instances_at_once_and_fewer_after_a_calm_time() -> None:
+    scaler = Scaler(FOUR, window_s=40.0)
+    assert scaler.decide(0.0, 1, needs(3)).instances == 3
+    assert scaler.decide(0.0, 3, needs(3)).reason is Reason.STEADY
+    calm = [scaler.decide(at_s, 3, needs(1)) for at_s in (20.0, 40.0, 60.0)]
+    assert [(each.instances, each.reason) for each in calm] == [(3, Reason.CALM)] * 3
+    fewer = scaler.decide(80.0, 3, needs(1))
+    assert (fewer.instances, fewer.reason) == (1, Reason.FEWER)
+    assert scaler.decide(100.0, 1, needs(1)).reason is Reason.FLOOR
+
+
+def test_the_most_that_was_needed_in_the_calm_time_stays() -> None:
+    scaler = Scaler(FOUR, window_s=40.0)
+    scaler.decide(0.0, 4, needs(4))
+    scaler.decide(30.0, 4, needs(2))
+    assert scaler.decide(70.0, 4, needs(1)).instances == 2
+
+
+def test_what_was_needed_before_starts_nothing_that_is_not_needed_now() -> None:
+    # An instance was taken away by hand; two do now.
+    scaler = Scaler(FOUR, window_s=40.0)
+    scaler.decide(0.0, 4, needs(4))
+    assert scaler.decide(10.0, 3, needs(2)).instances == 3
+
+
+def test_more_than_there_may_be_is_said_to_be_the_ceiling() -> None:
+    found = Scaler(FOUR).decide(0.0, 4, needs(4))
+    assert (found.instances, found.reason) == (4, Reason.CEILING)
+
+
+def test_without_advice_the_fleet_stays_and_within_its_bounds() -> None:
+    found = Scaler(FOUR).decide(0.0, 6, None)
+    assert (found.instances, found.low, found.high, found.reason) == (4, 1, 4, Reason.UNKNOWN)
+
+
+def test_in_doubt_there_are_never_fewer() -> None:
+    scaler = Scaler(FOUR, window_s=0.0)
+    assert scaler.decide(0.0, 2, needs(1, "far off")).instances == 2
+    more = scaler.decide(10.0, 2, needs(3, "far off"))
+    assert (more.instances, more.reason) == (3, Reason.DOUBT)
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 6), st.booleans()), max_size=40))
+def test_the_number_stays_within_bounds_and_within_its_interval(steps: list[tuple[float, int, bool]]) -> None:
+    scaler, now_s, current = Scaler(Bounds(2, 5)), 0.0, 2
+    for passed_s, needed, doubtful in steps:
+        now_s += passed_s
+        found = scaler.decide(now_s, current, needs(needed, "far off" if doubtful else None))
+        assert 2 <= found.instances <= 5
+        assert found.low <= found.instances <= found.high
+        assert found.instances >= min(5, needed) or doubtful
+        current = found.instances
