@@ -10,15 +10,30 @@ from headway.cli.serve_layout import Place, read_layout
 from headway.errors import ConfigError
 from headway.policies.presets import POOLED
 from headway.routing.pools import pool_of
+from headway.routing.scaling import Bounds
 
 
 def test_instances_that_are_all_alike() -> None:
-    layout = read_layout(instances=2, join=["http://a:1/v1/"], policy="edf")
+    layout = read_layout(instances="2", join=["http://a:1/v1/"], policy="edf")
     assert layout.places == (Place("0", ""), Place("1", ""), Place("2", "", "http://a:1"))
     assert (layout.policy, layout.presets, layout.router) == ("edf", {"": "edf"}, "cache-aware")
     assert [place.name for place in layout.launched] == ["0", "1"]
     assert [place.name for place in layout.joined] == ["2"]
-    assert read_layout(instances=1).policy == "vllm"
+    assert read_layout(instances="1").policy == "vllm"
+
+
+def test_of_a_range_the_first_begin_and_the_others_wait() -> None:
+    layout = read_layout(instances="2..4")
+    assert [place.name for place in layout.launched] == ["0", "1", "2", "3"]
+    assert [layout.begins(place) for place in layout.places] == [True, True, False, False]
+    assert (layout.scale, layout.elastic) == (Bounds(2, 4), True)
+
+
+def test_a_number_of_instances_may_be_recommended_alone() -> None:
+    layout = read_layout(instances="1", join=["http://a"], scale="1..8")
+    assert all(layout.begins(place) for place in layout.places)
+    assert (layout.scale, layout.elastic) == (Bounds(1, 8), False)
+    assert read_layout(instances="2").scale is None
 
 
 def test_pools() -> None:
@@ -54,7 +69,7 @@ def test_servers_that_are_there_already() -> None:
     [
         ({"pools": "lp=1,hp=1", "tickets": False}, "ascendra-no-ticket"),
         ({"pools": "lp=1,hp=1", "router": "round-robin"}, "round-robin"),
-        ({"instances": 2, "router": "power-of-two"}, "power-of-two"),
+        ({"instances": "2", "router": "power-of-two"}, "power-of-two"),
     ],
 )
 def test_the_router_that_was_asked_for(flags: dict[str, Any], router: str) -> None:
@@ -90,21 +105,29 @@ def test_each_policy_for_pools_has_its_presets(policy: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ({"instances": 2, "pools": "lp=1"}, "--instances and --pools are both given"),
-        ({"instances": 0}, "--instances is 0; accepted: 1 or more"),
+        ({"instances": "2", "pools": "lp=1"}, "--instances and --pools are both given"),
+        ({"instances": "0"}, "--instances is '0'; accepted: N or MIN..MAX"),
+        ({"instances": "3..1"}, "--instances is '3..1'; accepted: N or MIN..MAX"),
+        ({"instances": "1..2", "join": ["http://a"]}, "--instances MIN..MAX with --join; accepted"),
+        ({"instances": "1..2", "scale": "1..2"}, "--instances MIN..MAX with --scale; accepted"),
+        ({"instances": "1..2", "batched": True}, "--instances MIN..MAX with --batches; accepted"),
+        ({"pools": "lp=1,hp=1", "scale": "1..2"}, "--scale with pools; accepted"),
         ({"pools": "lp"}, "pools are 'lp'; accepted"),
         ({"pools": "lp=1,xp=1"}, "policy 'ascendra' has none for pool 'xp'; accepted: lp, hp"),
-        ({"instances": 2, "policy": "ascendra"}, "policy 'ascendra' serves pools; accepted with it: --pools"),
+        (
+            {"instances": "2", "policy": "ascendra"},
+            "policy 'ascendra' serves pools; accepted with it: --pools",
+        ),
         ({"join": ["http://a"], "policy": "edf"}, "--policy is 'edf', but no instance is started here"),
         ({"join": ["ftp://a"]}, "--join is 'ftp://a'; accepted: URL or POOL=URL"),
         ({"join": ["hp=http://"]}, "--join is 'hp=http://'; accepted: URL or POOL=URL"),
         ({"join": ["hp=a:8000"]}, "--join is 'hp=a:8000'; accepted: URL or POOL=URL"),
         ({"join": ["H P=http://a"]}, "pools are 'H P=1'; accepted"),
         ({"join": ["http://a", "http://a/v1"]}, "--join names http://a twice"),
-        ({"instances": 1, "join": ["hp=http://a"]}, "some instances are in a pool and some are not"),
+        ({"instances": "1", "join": ["hp=http://a"]}, "some instances are in a pool and some are not"),
         ({"pools": "lp=1", "join": ["http://a"]}, "some instances are in a pool and some are not"),
-        ({"instances": 1, "router": "nope"}, "unknown router 'nope'; accepted: "),
-        ({"instances": 1, "router": "ascendra"}, "router 'ascendra' tells pools apart, and there are none"),
+        ({"instances": "1", "router": "nope"}, "unknown router 'nope'; accepted: "),
+        ({"instances": "1", "router": "ascendra"}, "router 'ascendra' tells pools apart, and there are none"),
         (
             {"pools": "prefill=1"},
             "pools are prefill; accepted: prefill and decode together, and no other pool",
@@ -120,8 +143,8 @@ def test_each_policy_for_pools_has_its_presets(policy: str) -> None:
             {"pools": "lp=1,hp=1", "router": "prefill-decode"},
             "router is 'prefill-decode' with other instances; accepted: --pools prefill=1,decode=1",
         ),
-        ({"instances": 2, "router": "prefill-decode"}, "accepted: --pools prefill=1,decode=1"),
-        ({"instances": 1, "tickets": False}, "--no-tickets with router 'cache-aware'; accepted"),
+        ({"instances": "2", "router": "prefill-decode"}, "accepted: --pools prefill=1,decode=1"),
+        ({"instances": "1", "tickets": False}, "--no-tickets with router 'cache-aware'; accepted"),
         (
             {"pools": "lp=1", "router": "round-robin", "tickets": False},
             "--no-tickets with router 'round-robin'",

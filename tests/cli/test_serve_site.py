@@ -80,7 +80,7 @@ def test_instances_keep_what_they_learn_of_lengths_each_in_its_own_file(model: s
     def settings(preset: str) -> EngineSettings:
         return EngineSettings(policy=preset, length_model=str(tmp_path / "lengths"))
 
-    made = build_site(ServeRequest(model, "headway", settings, ()), GatewayFlags(instances=2), ADDRESS)
+    made = build_site(ServeRequest(model, "headway", settings, ()), GatewayFlags(instances="2"), ADDRESS)
     assert (
         introduction(made, "m")
         .splitlines()[1]
@@ -105,7 +105,7 @@ def test_limits_reach_the_gateway(model: str, tmp_path: Path) -> None:
     keys.write_text("secret team-a\n")
     made = site(
         model,
-        instances=1,
+        instances="1",
         api_keys=keys,
         max_queue=5,
         max_age_s=2.5,
@@ -127,7 +127,7 @@ def test_limits_reach_the_gateway(model: str, tmp_path: Path) -> None:
     assert (options.max_body_bytes, options.access_log, options.resume) == (2 << 20, tmp_path / "log", False)
     assert options.drain_s == made.fleet_options.drain_s == 7.0
     assert options.keys.tenant_of(b"Bearer secret") == "team-a"
-    assert site(model, instances=1).options.drain_s == 30.0
+    assert site(model, instances="1").options.drain_s == 30.0
 
 
 def key_and_command(made: Site) -> tuple[str | None, dict[str, str], tuple[str, ...]]:
@@ -139,14 +139,14 @@ def key_and_command(made: Site) -> tuple[str | None, dict[str, str], tuple[str, 
 def test_instances_here_ask_for_a_key_that_the_gateway_alone_has(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert key_and_command(site(model, instances=1))[:2] == (None, {})
+    assert key_and_command(site(model, instances="1"))[:2] == (None, {})
     own = tmp_path / "keys"
     own.write_text("secret\n")
     seen = set()
     for made in (
-        site(model, instances=1, api_keys=own),
-        site(model, "--api-key", "abc", "--seed", "1", instances=1),
-        site(model, instances=1, join=("http://10.0.0.3:8000",), api_keys=own),
+        site(model, instances="1", api_keys=own),
+        site(model, "--api-key", "abc", "--seed", "1", instances="1"),
+        site(model, instances="1", join=("http://10.0.0.3:8000",), api_keys=own),
     ):
         key, environment, arguments = key_and_command(made)
         assert key is not None
@@ -155,7 +155,7 @@ def test_instances_here_ask_for_a_key_that_the_gateway_alone_has(
         assert not {"--api-key", "abc", key} & set(arguments)
         seen.add(key)
     assert len(seen) == 3
-    assert "--seed" in key_and_command(site(model, "--seed", "1", "--api-key=abc", instances=1))[2]
+    assert "--seed" in key_and_command(site(model, "--seed", "1", "--api-key=abc", instances="1"))[2]
 
 
 def test_instances_that_are_kept_keep_their_key(model: str, tmp_path: Path) -> None:
@@ -172,8 +172,8 @@ def test_the_key_of_servers_that_join_is_that_of_all(model: str, monkeypatch: py
     monkeypatch.setenv("VLLM_API_KEY", "def")
     joined = ("http://10.0.0.3:8000",)
     assert site(None, join=joined).upstream_key == "def"
-    assert key_and_command(site(model, instances=1, join=joined))[:2] == ("def", {})
-    assert key_and_command(site(model, instances=1))[1].keys() == {"VLLM_API_KEY"}
+    assert key_and_command(site(model, instances="1", join=joined))[:2] == ("def", {})
+    assert key_and_command(site(model, instances="1"))[1].keys() == {"VLLM_API_KEY"}
 
 
 def test_https_is_checked_before_anything_starts(model: str, tmp_path: Path) -> None:
@@ -181,18 +181,18 @@ def test_https_is_checked_before_anything_starts(model: str, tmp_path: Path) -> 
     bad.write_text("no certificate")
     for file in (bad, tmp_path / "none.pem"):
         with pytest.raises(ConfigError, match=f"no certificate with its key.*{file.name}"):
-            site(model, instances=1, ssl_certfile=file)
+            site(model, instances="1", ssl_certfile=file)
     with pytest.raises(ConfigError, match="accepted: with ssl_certfile"):
-        site(model, instances=1, ssl_keyfile=bad)
+        site(model, instances="1", ssl_keyfile=bad)
     with pytest.raises(ConfigError, match="before the `--`"):
-        site(model, "--ssl-certfile", str(bad), instances=1)
+        site(model, "--ssl-certfile", str(bad), instances="1")
 
 
 def test_what_vllm_was_told_to_keep_closed_stays_closed_behind_a_gateway(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def accepted(*vllm_flags: str, api_keys: Path | None = None) -> set[bytes]:
-        return {*site(model, *vllm_flags, instances=1, api_keys=api_keys).options.keys.tenants}
+        return {*site(model, *vllm_flags, instances="1", api_keys=api_keys).options.keys.tenants}
 
     assert accepted() == set()
     assert accepted("--api-key", "old", "--api-key", "abc", "def") == {b"abc", b"def"}
@@ -209,7 +209,7 @@ def test_what_vllm_was_told_to_keep_closed_stays_closed_behind_a_gateway(
 
 def test_which_pages_may_ask_is_what_vllm_is_told(model: str, tmp_path: Path) -> None:
     def told(*vllm_flags: str) -> Cors | None:
-        return site(model, *vllm_flags, instances=1).options.cors
+        return site(model, *vllm_flags, instances="1").options.cors
 
     assert told() is None
     assert told("--allowed-origins", "[]", "--allow-credentials") is None
@@ -230,7 +230,7 @@ def test_which_pages_may_ask_is_what_vllm_is_told(model: str, tmp_path: Path) ->
 def test_moving_between_pools_needs_two(model: str) -> None:
     assert site(model, pools="lp=2,hp=1", rebalance=True).rebalances
     connector = ("--kv-transfer-config", '{"kv_connector": "NixlConnector"}')
-    for flags in ({"instances": 3}, {"pools": "lp=3"}, {"pools": "prefill=2,decode=1"}):
+    for flags in ({"instances": "3"}, {"pools": "lp=3"}, {"pools": "prefill=2,decode=1"}):
         with pytest.raises(ConfigError, match="--rebalance moves instances between pools"):
             site(model, *connector, rebalance=True, **flags)
 
@@ -241,13 +241,13 @@ def test_shadows_know_of_one_stage(model: str) -> None:
 
 
 def test_shadows_need_requests_that_are_followed(model: str) -> None:
-    assert site(model, instances=2, shadow="sjf, edf").shadows == ("sjf", "edf")
+    assert site(model, instances="2", shadow="sjf, edf").shadows == ("sjf", "edf")
     with pytest.raises(ConfigError, match="unknown policy 'nope'"):
-        site(model, instances=2, shadow="nope")
+        site(model, instances="2", shadow="nope")
     with pytest.raises(ConfigError, match="accepted: --explain N"):
         build_site(
             ServeRequest(model, "vllm", lambda policy: EngineSettings(policy=policy, explain=0), ()),
-            GatewayFlags(instances=2, shadow="sjf"),
+            GatewayFlags(instances="2", shadow="sjf"),
             ADDRESS,
         )
 
@@ -335,7 +335,7 @@ def test_flags_are_checked_before_anything_starts(
 
 def test_a_central_queue_predicts_itself_and_its_instances_hand_back(model: str, tmp_path: Path) -> None:
     batches = BatchFlags(batches="magnus", wma_limit=7, kv_tokens=900)
-    made = site(model, policy=None, instances=2, central=batches)
+    made = site(model, policy=None, instances="2", central=batches)
     assert (made.layout.policy, made.layout.router) == ("batched", "least-work")
     assert made.central.predictor == "learned"
     assert made.central.batches.settings() == BatchSettings(capacity_tokens=900, wma_limit=7)
@@ -351,8 +351,8 @@ def test_a_central_queue_predicts_itself_and_its_instances_hand_back(model: str,
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"instances": 1, "max_in_flight": 3}, "--max-in-flight with --batches"),
-        ({"instances": 1, "router": "least-work"}, "--batches with --router least-work"),
+        ({"instances": "1", "max_in_flight": 3}, "--max-in-flight with --batches"),
+        ({"instances": "1", "router": "least-work"}, "--batches with --router least-work"),
         ({"pools": "lp=1,hp=1"}, "--batches with pools"),
     ],
 )

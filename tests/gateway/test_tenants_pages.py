@@ -36,6 +36,7 @@ ROUTES = {
     "/v1/batches/{batch_id}/cancel": OWN,
     "/metrics": FORBIDDEN,
     "/shadow": FORBIDDEN,
+    "/v1/scale": FORBIDDEN,
     "/v1/shadow/{counts:path}": FORBIDDEN,
     "/": FORBIDDEN,
     "/dashboard": FORBIDDEN,

@@ -52,7 +52,9 @@ def test_the_command_says_all_of_the_configuration(configuration: Configuration,
     found = parsed(configuration, slo)
     # One instance by itself has no flag for their number.
     instances = None if found["pools"] else found["instances"] or 1
-    layout = read_layout(instances=instances, pools=found["pools"], policy=found["policy"])
+    layout = read_layout(
+        instances=str(instances) if instances else None, pools=found["pools"], policy=found["policy"]
+    )
     flags = parse_vllm_flags(found["vllm_flags"])
     # vLLM's own flag counts all GPUs of an engine.
     store_gib = float(value_of(flags, "--kv-offloading-size") or 0) / configuration.tp

@@ -9,7 +9,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +19,22 @@ import uvloop
 
 from headway.cli.serve_layout import Place
 from headway.cli.serve_site import Site
+from headway.cli.shadow import FOLLOWED
 from headway.engine.servers.server_process import end_signals
 from headway.errors import UpstreamError
 from headway.gateway.app import Gateway, serve
 from headway.gateway.book.shadow_board import ShadowBoard
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.health import NO_FACTS
-from headway.gateway.fleet.member import Member
+from headway.gateway.fleet.member import Condition, Member
 from headway.gateway.fleet.models import differences
+from headway.gateway.fleet.scaling import FleetScaling
 from headway.gateway.http.client_limits import raise_file_limit
 from headway.gateway.rebalance import rebalance
 from headway.gateway.request.central_queue import Batching
 from headway.http_client import open_session
 from headway.routing import build_router
+from headway.routing.scaling import Bounds, Scaler
 from headway.with_parent import signal_with_parent
 
 if TYPE_CHECKING:
@@ -75,7 +79,9 @@ def members(site: Site) -> list[Member]:
             return Member(place.name, place.pool, place.url)
         assert site.local is not None
         launch = partial(_launch, site.local, index)
-        return Member(place.name, place.pool, launch=launch, answer_limit=site.local.answer_limit)
+        first = Condition.STARTING if site.layout.begins(place) else Condition.PARKED
+        limit = site.local.answer_limit
+        return Member(place.name, place.pool, launch=launch, condition=first, answer_limit=limit)
 
     return [member(index, place) for index, place in enumerate(site.layout.places)]
 
@@ -109,8 +115,14 @@ class _Run:
             app = Gateway(
                 fleet, build_router(site.layout.router), site.options, time.monotonic, self._batching
             )
+            bounds = site.layout.scale
+            scaling = app.scale.scaling = (
+                None if bounds is None else FleetScaling(fleet, Scaler(bounds, site.scale_window_s))
+            )
             serving = group.create_task(serve(app, *site.address, self._stop))
             others = [group.create_task(work) for work in self._others(fleet, app)]
+            if scaling is not None and site.layout.elastic:
+                others.append(group.create_task(scaling.run()))
             shadow = group.create_task(self._shadow(fleet, app))
             try:
                 await _first(serving, group.create_task(self._stop.wait()))
@@ -118,6 +130,8 @@ class _Run:
                 await self._unless_at_once(serving)
             finally:
                 shadow.cancel()  # before the instances it asks are gone, which it would report
+                if scaling is not None:
+                    scaling.close()
                 await self._close(fleet)
                 for task in (serving, *others):
                     task.cancel()
@@ -135,9 +149,15 @@ class _Run:
             work.append(rebalance(fleet, lambda: live, clock=time.monotonic, prepare=local.prepare))
         return work
 
+    def _scaling(self, fleet: Fleet) -> FleetScaling | None:
+        bounds = self._site.layout.scale
+        return None if bounds is None else FleetScaling(fleet, Scaler(bounds, self._site.scale_window_s))
+
     async def _shadow(self, fleet: Fleet, app: Gateway) -> None:
-        if self._site.shadows:
-            await shadow_beside(fleet, app.shadows, self._site.shadows, self._site.upstream_key)
+        bounds = self._site.layout.scale
+        if self._site.shadows or bounds is not None:
+            command = _command(self._site.shadows, bounds, self._site.scale_window_s)
+            await shadow_beside(fleet, app.shadows, command, self._site.upstream_key, app.scale.scaling)
 
     def _hear(self, number: int) -> None:
         self._received.append(number)
@@ -151,7 +171,7 @@ class _Run:
         _LOG.info(
             "%d of %d instances ready after %.0f s: %s",
             len(ready),
-            len(fleet.members),
+            sum(member.condition is not Condition.PARKED for member in fleet.members),
             passed_s,
             self._site.url,
         )
@@ -161,8 +181,9 @@ class _Run:
     async def _give_up_if_hopeless(self, fleet: Fleet) -> None:
         """Stop if everything is launched here, and none of it ever comes up."""
         while fleet.facts is NO_FACTS:
-            if all(member.failures >= STARTS for member in fleet.members):
-                reasons = dict.fromkeys(member.last_loss for member in fleet.members)
+            begun = [member for member in fleet.members if member.condition is not Condition.PARKED]
+            if all(member.failures >= STARTS for member in begun):
+                reasons = dict.fromkeys(member.last_loss for member in begun)
                 self._failure = f"no instance could be started: {'; '.join(reasons)}"
                 self._stop.set()
                 return
@@ -206,31 +227,52 @@ def _show_progress() -> None:
 
 _KEY = "OPENAI_API_KEY"
 _LONGEST_LINE_BYTES = 1 << 20
+_REPORTS_A_WINDOW = 6
 
 
 async def shadow_beside(
-    fleet: Fleet, board: ShadowBoard, policies: Sequence[str], api_key: str | None, *, every_s: float = 60.0
+    fleet: Fleet,
+    board: ShadowBoard,
+    command: Sequence[str],
+    api_key: str | None,
+    scaling: FleetScaling | None = None,
 ) -> None:
     """Run `headway shadow` on the fleet's instances once each is up or down, and put its reports on the board.
 
-    Runs until cancelled. Instances that are down have reports once they are up: a shadow leaves out one that does not
-    answer. A shadow that ends, or cannot be run, is not started again, and serving goes on without it.
+    Runs until cancelled. Instances that are down have reports once they are up. What a report advises, `scaling` hears.
+    A shadow that ends, or cannot be run, is not started again, and serving goes on without it.
     """
     await fleet.until_settled()
-    urls = [member.url for member in fleet.members if member.url]
+
+    def heard() -> None:
+        if scaling is not None and board.report is not None and board.report.advice is not None:
+            scaling.advised(board.report.advice)
+
     try:
-        code = await _run(_command(urls, policies, every_s), board, api_key)
+        code = await _run(command, board, api_key, partial(_urls, fleet), heard)
         _LOG.warning("the shadow ended with code %d; serving goes on without it", code)
     except Exception:  # whatever happens to a shadow, the task group that serves must not hear of it
         _LOG.exception("the shadow is given up; serving goes on without it")
 
 
-async def _run(command: Sequence[str], board: ShadowBoard, api_key: str | None) -> int:
+def _urls(fleet: Fleet) -> list[str]:
+    """Where the instances are that answer, or may soon."""
+    gone = (Condition.PARKED, Condition.STOPPED)
+    return [member.url for member in fleet.members if member.url and member.condition not in gone]
+
+
+async def _run(
+    command: Sequence[str],
+    board: ShadowBoard,
+    api_key: str | None,
+    urls: Callable[[], Sequence[str]],
+    heard: Callable[[], None],
+) -> int:
     """Put every line that the command prints on the board; its exit code. It ends with this task, and this process."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env={**os.environ, **({} if api_key is None else {_KEY: api_key})},
-        stdin=asyncio.subprocess.DEVNULL,
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=_LONGEST_LINE_BYTES,
         # The terminal's Ctrl-C is for the gateway, which ends it.
@@ -238,6 +280,7 @@ async def _run(command: Sequence[str], board: ShadowBoard, api_key: str | None) 
         # One whose gateway was killed would ask for ever.
         preexec_fn=partial(signal_with_parent, signal.SIGTERM),
     )
+    telling = asyncio.create_task(_tell(process.stdin, urls))
     try:
         assert process.stdout is not None
         async for line in process.stdout:
@@ -245,15 +288,35 @@ async def _run(command: Sequence[str], board: ShadowBoard, api_key: str | None) 
                 board.take(line)
             except UpstreamError as error:
                 _LOG.warning("%s", error)
+            else:
+                heard()
         return await process.wait()
     finally:
+        telling.cancel()
         if process.returncode is None:
             process.terminate()
             await process.wait()
 
 
-def _command(urls: Sequence[str], policies: Sequence[str], every_s: float) -> list[str]:
-    command = [sys.executable, "-m", "headway.cli", "shadow", "--json", "--every", f"{every_s:g}"]
-    for url in urls:
-        command += ["--url", url]
-    return [*command, "--policies", ",".join(policies)]
+async def _tell(stdin: asyncio.StreamWriter | None, urls: Callable[[], Sequence[str]]) -> None:
+    """Write a line of the URLs whenever they are others, until cancelled or not read any more."""
+    assert stdin is not None
+    told: Sequence[str] = ()
+    with suppress(ConnectionError):
+        while True:
+            if (now := urls()) != told:
+                told = now
+                stdin.write(f"{' '.join(now)}\n".encode())
+                await stdin.drain()
+            await asyncio.sleep(_POLL_S)
+
+
+def _command(policies: Sequence[str], bounds: Bounds | None, window_s: float) -> list[str]:
+    """What simulates beside: reports of five minutes each minute; with advice, shorter ones more often."""
+    command = [sys.executable, "-m", "headway.cli", "shadow", "--json", "--url", FOLLOWED]
+    if policies:
+        command += ["--policies", ",".join(policies)]
+    if bounds is not None:
+        times = ["--window", f"{window_s:g}", "--every", f"{window_s / _REPORTS_A_WINDOW:g}"]
+        command += ["--scale", f"{bounds.floor}..{bounds.ceiling}", *times]
+    return command

@@ -15,6 +15,7 @@ from headway.gateway.http.options import GatewayOptions
 from headway.policies.presets import POOLED
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, STAGE_ROUTER, build_router
 from headway.routing.pools import DECODE, PREFILL, STAGES, PoolSizes, instance_name, parse_pools
+from headway.routing.scaling import DEFAULT_WINDOW_S, Bounds
 from headway.setting import Setting, Shown, settings_of
 
 NO_POOL = ""
@@ -37,12 +38,22 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class SiteLayout:
-    """All instances, those launched here first; the policy's name and, of the launched, pool -> preset; the router."""
+    """All instances, those launched here first; the policy's name and, of the launched, pool -> preset; the router.
+
+    `scale` bounds the number of instances that is recommended, if one is; with `elastic` it is followed, and as many
+    are launched as its ceiling says.
+    """
 
     places: tuple[Place, ...]
     policy: str
     presets: Mapping[str, str]
     router: str
+    scale: Bounds | None = None
+    elastic: bool = False
+
+    def begins(self, place: Place) -> bool:
+        """Whether an instance is there from the start on; the others are launched when they are needed."""
+        return not self.elastic or self.scale is None or self.places.index(place) < self.scale.floor
 
     @property
     def launched(self) -> tuple[Place, ...]:
@@ -57,7 +68,8 @@ class SiteLayout:
 
 def read_layout(
     *,
-    instances: int | None = None,
+    instances: str | None = None,
+    scale: str | None = None,
     pools: str | None = None,
     join: Sequence[str] = (),
     policy: str | None = None,
@@ -68,14 +80,14 @@ def read_layout(
     """The layout that the flags of `headway serve` ask for. Raises ConfigError if they contradict one another."""
     if instances is not None and pools is not None:
         raise ConfigError("--instances and --pools are both given; accepted: one of them (--pools lp=2,hp=1)")
-    if instances is not None and instances < 1:
-        raise ConfigError(f"--instances is {instances}; accepted: 1 or more")
+    count = None if instances is None else Bounds.parse(instances, "--instances")
     joined = [_joined(text) for text in join]
     _check_urls(joined)
     pooled = pools is not None or any(pool for pool, _ in joined)
-    sizes: PoolSizes = {NO_POOL: instances} if instances is not None else parse_pools(pools) if pools else {}
+    sizes: PoolSizes = {NO_POOL: count.ceiling} if count is not None else parse_pools(pools) if pools else {}
     given = {*sizes, *(pool for pool, _ in joined)}
     _check_pools(pooled, given)
+    bounds = _scale(count, scale, pooled=pooled, joined=bool(joined), batched=batched)
     if batched:
         _check_batched(pooled, router)
         router = BATCHED_ROUTER
@@ -92,7 +104,26 @@ def read_layout(
         name,
         _presets(name, sizes, pooled=by_urgency),
         _router(router, pooled=pooled, staged=staged, tickets=tickets),
+        bounds,
+        elastic=bounds is not None and scale is None,
     )
+
+
+def _scale(
+    count: Bounds | None, scale: str | None, *, pooled: bool, joined: bool, batched: bool
+) -> Bounds | None:
+    """The bounds that `--instances MIN..MAX` or `--scale` names; ConfigError where instances are not all alike."""
+    ranged = count is not None and count.floor < count.ceiling
+    if not ranged and scale is None:
+        return None
+    flag = "--instances MIN..MAX" if ranged else "--scale"
+    if pooled or batched or (ranged and (joined or scale is not None)):
+        other = "pools" if pooled else "--batches" if batched else "--join" if joined else "--scale"
+        raise ConfigError(
+            f"{flag} with {other}; accepted: --instances MIN..MAX alone, or --scale MIN..MAX with --instances N or "
+            "--join URL"
+        )
+    return count if scale is None else Bounds.parse(scale, "--scale")
 
 
 def _check_batched(pooled: bool, router: str | None) -> None:
@@ -186,7 +217,17 @@ def _places(sizes: PoolSizes, joined: Sequence[tuple[str, str]]) -> list[Place]:
 class GatewayFlags:
     """As they were given; `options` are those of the gateway itself."""
 
-    instances: Annotated[int | None, Setting("Instances to launch, all alike.", "N")] = None
+    instances: Annotated[
+        str | None,
+        Setting("Instances to launch, all alike; of MIN..MAX as many as demand needs.", "N|MIN..MAX"),
+    ] = None
+    scale: Annotated[
+        str | None,
+        Setting("Say at /v1/scale how many instances are needed, and start none.", "MIN..MAX"),
+    ] = None
+    scale_window: Annotated[
+        float, Setting("Seconds of requests by which the number of instances is judged.", "S")
+    ] = DEFAULT_WINDOW_S
     pools: Annotated[
         str | None,
         Setting("Instances to launch in each pool: lp=2,hp=1, or prefill=1,decode=1.", "POOL=N,..."),

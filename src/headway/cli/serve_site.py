@@ -7,6 +7,7 @@ import secrets
 import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import msgspec
 
@@ -14,6 +15,7 @@ from headway.cli.batch_flags import CentralFlags
 from headway.cli.output import base_url, check_engine_files, targets
 from headway.cli.serve import engine_here, three_lines
 from headway.cli.serve_layout import POLICY, GatewayFlags, Place, SiteLayout, read_layout
+from headway.cli.shadow import LEAST_WINDOW_S
 from headway.engine.servers.instances_command import (
     KEY_VARIABLE,
     InstancesPlan,
@@ -35,6 +37,7 @@ from headway.lab.grid import parse_policies
 from headway.policies.presets import find_preset, known_presets
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE
 from headway.routing.pools import STAGES
+from headway.routing.scaling import DEFAULT_WINDOW_S
 
 _KEY_FLAG = "--api-key"
 """vLLM's own: a server that was given a key wants it from the gateway too."""
@@ -73,6 +76,7 @@ class Site:
     central: CentralFlags = field(default_factory=CentralFlags)
     rebalances: bool = False
     shadows: tuple[str, ...] = ()
+    scale_window_s: float = DEFAULT_WINDOW_S
 
     @property
     def url(self) -> str:
@@ -84,6 +88,7 @@ def build_site(asked: ServeRequest, flags: GatewayFlags, address: tuple[str, int
     """The site, with everything that can be checked before a start checked. Raises ConfigError."""
     layout = read_layout(
         instances=flags.instances,
+        scale=flags.scale,
         pools=flags.pools,
         join=flags.join,
         policy=asked.policy,
@@ -107,6 +112,7 @@ def build_site(asked: ServeRequest, flags: GatewayFlags, address: tuple[str, int
         central=central,
         rebalances=_rebalances(flags, layout),
         shadows=_shadows(asked, flags, layout),
+        scale_window_s=flags.scale_window,
     )
 
 
@@ -166,7 +172,8 @@ def _what(site: Site, place: Place) -> str:
     preset = site.layout.presets[place.pool]
     shown = site.local.binding.shown
     devices = f", {shown[site.layout.places.index(place)]}" if shown else ""
-    return f"{preset} ({known_presets()[preset].summary}){devices}"
+    later = "" if site.layout.begins(place) else ", when it is needed"
+    return f"{preset} ({known_presets()[preset].summary}){devices}{later}"
 
 
 def _commands(site: Site) -> list[ServerCommand]:
@@ -339,9 +346,12 @@ def _check_tls(asked: ServeRequest, layout: SiteLayout) -> None:
 
 def _shadows(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> tuple[str, ...]:
     """The policies to simulate beside. Raises ConfigError for one that is none, or if none could be told anything."""
-    if flags.shadow is None:
+    if flags.shadow is None and layout.scale is None:
         return ()
-    found = parse_policies(flags.shadow, "--shadow")
+    if not LEAST_WINDOW_S <= flags.scale_window < inf:
+        raise ConfigError(f"--scale-window is {flags.scale_window:g}; accepted: {LEAST_WINDOW_S:g} s or more")
+    flag = "--scale" if flags.shadow is None else "--shadow"
+    found = () if flags.shadow is None else parse_policies(flags.shadow, "--shadow")
     for name in found:
         find_preset(name)
     if any(place.pool in STAGES for place in layout.places):
@@ -351,7 +361,7 @@ def _shadows(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> tu
         )
     if layout.launched and not asked.settings(POLICY).explain:
         raise ConfigError(
-            "--shadow with --explain 0: shadows are told of followed requests; accepted: --explain N"
+            f"{flag} with --explain 0: shadows are told of followed requests; accepted: --explain N"
         )
     return found
 

@@ -33,6 +33,7 @@ from headway.gateway.book.access_log import AccessLog
 from headway.gateway.book.dashboard import Dashboard, dashboard_routes
 from headway.gateway.book.explain import Explaining, explain_routes
 from headway.gateway.book.metrics import GatewayMetrics, build_registry
+from headway.gateway.book.scale_board import ScaleBoard, scale_route
 from headway.gateway.book.shadow_board import ENGINE_PATH, ShadowBoard, shadow_routes
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.http.api import APIS, EXPLAIN_PATHS, is_of_batches, normal_path
@@ -90,6 +91,7 @@ class Gateway:
         self._passthrough = PassThrough(self.serving, self._bodies)
         self._broadcast = Broadcast(self.serving)
         self.shadows = ShadowBoard()
+        self.scale = ScaleBoard()
         self.batches = self._kept_batches()
         cors = options.cors
         self._answering = self._answer if cors is None else CORSMiddleware(self._answer, **asdict(cors))
@@ -226,7 +228,7 @@ class Gateway:
             batches=None if (central := serving.batches) is None else (lambda: central.counts),
             clock=self._clock,
         )
-        registry = build_registry(figures, self.shadows, *filter(None, [board]))
+        registry = build_registry(figures, self.shadows, self.scale, *filter(None, [board]))
 
         async def metrics(_request: Request) -> Response:
             return Response(generate_latest(registry), headers={"content-type": _METRICS_TYPE})
@@ -254,6 +256,7 @@ class Gateway:
             openapi_route(batches=batches is not None),
             *explain_routes(explaining),
             *shadow_routes(self.shadows),
+            scale_route(self.scale),
             *dashboard_routes(dashboard),
         ]
         if batches is not None and board is not None:

@@ -20,6 +20,7 @@ from headway.core.slo import MAX_TARGET_S
 from headway.gateway.batch.objects import Status
 from headway.gateway.book.dashboard_state import DashboardState
 from headway.gateway.book.explain import Explained
+from headway.gateway.book.scale_board import ScaleReply
 from headway.gateway.book.shadow_board import ShadowReply
 from headway.gateway.http.api import APIS
 from headway.gateway.request.generation_request import MAX_ID_CHARACTERS
@@ -191,8 +192,8 @@ def _body(batches: bool) -> bytes:
 
 def describe(*, batches: bool = False) -> Json:
     """The description: a new dictionary each time, ready for JSON."""
-    (state, explained, shadow), components = msgspec.json.schema_components(
-        [DashboardState, Explained, ShadowReply], ref_template="#/components/schemas/{name}"
+    (state, explained, shadow, scale), components = msgspec.json.schema_components(
+        [DashboardState, Explained, ShadowReply, ScaleReply], ref_template="#/components/schemas/{name}"
     )
     return {
         "openapi": "3.1.0",
@@ -207,6 +208,7 @@ def describe(*, batches: bool = False) -> Json:
         "paths": {
             **_paths(state),
             **_explain_paths(explained, shadow),
+            "/v1/scale": {"get": _scale(scale)},
             **(_batch_paths() if batches else {}),
         },
         "components": {
@@ -271,6 +273,14 @@ def _explain_paths(explained: Json, shadow: Json) -> Json:
         "/explain/{request_id}": {"get": {**one, "parameters": [identified]}},
         "/shadow": {"get": _read("shadow", "What another policy would have come to", report)},
     }
+
+
+def _scale(reply: Json) -> Json:
+    """How many instances there should be."""
+    answer = _answer("How many, between what bounds, and why.", "application/json", reply)
+    described = _read("scale", "How many instances there should be", answer)
+    described["responses"]["404"] = _ref(_ERRORS_BY_STATUS["404"][0], "responses")
+    return described
 
 
 def _batch_paths() -> Json:

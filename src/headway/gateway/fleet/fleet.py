@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 import aiohttp
 
@@ -69,6 +70,11 @@ class Fleet:
             return _that_serve(roomy) or _that_serve(having)
         return _that_serve(asked)
 
+    def has(self, name: str) -> bool:
+        """Whether there is an instance of that name, with what it held, or coming back."""
+        supervisor = self._supervisors.get(name)
+        return supervisor is not None and supervisor.member.condition is not Condition.PARKED
+
     def member(self, name: str) -> Member:
         """The instance of that name; KeyError if there is none (any more)."""
         return self._supervisors[name].member
@@ -122,14 +128,31 @@ class Fleet:
 
     async def drain(self, name: str) -> bool:
         """Send nothing new there and wait for what runs there, `drain_s` at most; whether all of it came to its end."""
+        await self._emptied(name, "no new requests", self._clock() + self.options.drain_s)
+        return not self.member(name).in_flight
+
+    async def park(self, name: str) -> None:
+        """Send nothing new to a launched instance, and end its process once all that runs there has ended.
+
+        However long that takes, no request there is cut off. `wake`, before that, has the instance serve on.
+        """
+        served = self.member(name).condition in (Condition.READY, Condition.UNWELL)
+        await self._emptied(name, "fewer instances are needed", inf)
+        if not served or self.member(name).condition is Condition.DRAINING:
+            await self._supervisors[name].park()
+
+    async def _emptied(self, name: str, reason: str, deadline_s: float) -> None:
+        """Drain an instance, as long as it is not taken back."""
         supervisor = self._supervisors[name]
         member = supervisor.member
         if member.condition in (Condition.READY, Condition.UNWELL):
-            supervisor.become(Condition.DRAINING, "no new requests")
-        deadline_s = self._clock() + self.options.drain_s
+            supervisor.become(Condition.DRAINING, reason)
         while member.in_flight and member.condition is Condition.DRAINING and self._clock() < deadline_s:
             await asyncio.sleep(_POLL_S)
-        return not member.in_flight
+
+    def wake(self, name: str) -> None:
+        """Launch a parked instance, or send a draining one requests again."""
+        self._supervisors[name].wake()
 
     async def recast(self, name: str, new_name: str, pool: str) -> None:
         """Drain a launched instance and launch it again under another name, in another pool.

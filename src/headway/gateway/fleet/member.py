@@ -54,6 +54,8 @@ class Condition(StrEnum):
     """The instance finishes what it has."""
     LOST = "lost"
     """The instance is gone or frozen: the requests there are cut off."""
+    PARKED = "parked"
+    """The instance has no process, as fewer are needed; it is launched when more are."""
     STOPPED = "stopped"
     """The instance was ended, and is not started again."""
 

@@ -189,7 +189,7 @@ class Supervisor:
             level = logging.WARNING if condition in (Condition.UNWELL, Condition.LOST) else logging.INFO
             _LOG.log(level, "%s is %s%s", member.name, condition, f": {reason}" if reason else "")
         member.condition, member.reason = condition, reason
-        if condition in (Condition.LOST, Condition.STOPPED):
+        if condition in (Condition.LOST, Condition.PARKED, Condition.STOPPED):
             member.loss.set()
         elif condition is Condition.READY and member.loss.is_set():
             member.loss = asyncio.Event()
@@ -205,6 +205,21 @@ class Supervisor:
         while self.parting and not self.closing:
             await asyncio.sleep(self._options.interval_s / 10)
 
+    async def park(self) -> None:
+        """End its process, until `wake`; its requests are cut off if it has some."""
+        member, process = self.member, self.member.process
+        self.parting = process is not None
+        member.facts = NO_FACTS
+        self.become(Condition.PARKED, "fewer instances are needed")
+        if process is not None:
+            await stop_process(process)
+
+    def wake(self) -> None:
+        """Launch it, if it is parked; send requests there again, if it drains."""
+        parked = self.member.condition is Condition.PARKED
+        self.become(Condition.STARTING if parked else Condition.READY, "more instances are needed")
+        self._woken.set()
+
     async def close(self, *, at_once: bool) -> None:
         """End what was launched and is not kept, with or without asking first, and wait for it."""
         self.closing = True
@@ -218,6 +233,9 @@ class Supervisor:
     async def _lives(self, session: aiohttp.ClientSession) -> None:
         """One process after the other."""
         while not self.closing:
+            if self.member.condition is Condition.PARKED:
+                await self._rest()
+                continue
             self._ready_s = None
             try:
                 await self._live(session)
@@ -248,7 +266,7 @@ class Supervisor:
                 await kill_process(process)
                 return
             await self._rest()
-        if member.condition is not Condition.LOST:
+        if member.condition not in (Condition.LOST, Condition.PARKED):
             self.lose(how_it_ended(code))
         # Its requests know already; its children may take seconds to end, and its last words to come.
         await asyncio.to_thread(process.wait)

@@ -249,7 +249,8 @@ class Broadcast:
         """
         serving = self.serving
         body = await read_body(scope["headers"], receive, serving.options.max_body_bytes)
-        members = [member for member in serving.fleet.members if member.condition is not Condition.STOPPED]
+        gone = (Condition.PARKED, Condition.STOPPED)
+        members = [member for member in serving.fleet.members if member.condition not in gone]
         if not serving.fleet.names():
             raise no_instance()
         interrupt = Interrupt()
