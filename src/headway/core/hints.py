@@ -1,4 +1,4 @@
-"""What a request says of itself, latency targets, tenant, limit: in vLLM's `vllm_xargs` and in HTTP headers."""
+"""What a request says of itself, targets, tenant, program, limit: in vLLM's `vllm_xargs` and in HTTP headers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from headway.errors import ConfigError, HintError
 PREFIX = "headway_"
 TTFT, TBT, DEADLINE = "headway_ttft_ms", "headway_tbt_ms", "headway_deadline_ms"
 TENANT = "headway_tenant"
+PROGRAM = "headway_program"
+"""Names the agent program, session or conversation of which the request is a turn."""
 MAX_OUTPUT_TOKENS = "headway_max_output_tokens"
 LENGTH = "headway_length"
 """A client, or a predictor on its behalf, says by this how long the answer will be."""
@@ -28,12 +30,13 @@ MAY_MOVE = "headway_may_move"
 WAITING_ELSEWHERE = "headway_waiting_elsewhere"
 """What a gateway says of the instances it would send the request to: prompt tokens that wait at each, `1200,0`."""
 MAX_TENANT_CHARACTERS = 128
+MAX_PROGRAM_CHARACTERS = 256
 _MOST_INSTANCES, _MOST_DIGITS = 10_000, 16
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHints:
-    """A request's own targets (over the given defaults), tenant, declared limit, predicted length and priority.
+    """A request's own targets (over the given defaults), tenant, program, limit, predicted length and priority.
 
     `may_move`: the request would be served elsewhere if this instance gave it up. Only a gateway says so; a client that
     asks the server itself would get an error for an answer. `waiting_elsewhere` are the prompt tokens that wait at each
@@ -43,6 +46,7 @@ class RequestHints:
 
     slo: Slo = NO_TARGETS
     tenant: str = ""
+    program: str | None = None
     max_output_tokens: int | None = None
     predicted_length: LengthEstimate | None = None
     may_move: bool = False
@@ -54,7 +58,7 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
     """Hints from `sampling_params.extra_args`; keys that are not Headway's are left alone.
 
     Raises ConfigError for an unknown `headway_` key, a target that is not a positive number of
-    milliseconds up to a week, a token count below 1, a tenant that is no short text, a `headway_may_move`
+    milliseconds up to a week, a token count below 1, a tenant or a program that is no short text, a `headway_may_move`
     that is neither true nor false, or a `headway_waiting_elsewhere` that is no list of tokens.
     """
     if not extra_args:
@@ -70,6 +74,7 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
     return RequestHints(
         slo=slo_of_ms(values.get(TTFT), values.get(TBT), values.get(DEADLINE), default_slo),
         tenant=values.get(TENANT, ""),
+        program=values.get(PROGRAM) or None,
         max_output_tokens=None if limit is None else int(limit),
         predicted_length=_predicted_length(values),
         may_move=values.get(MAY_MOVE, False),
@@ -151,9 +156,17 @@ def quoted(value: Any) -> str:
 
 def tenant_name(where: str, value: Any) -> str:
     """A tenant as a client gave it; HintError names `where` it stood."""
-    if not isinstance(value, str) or len(value) > MAX_TENANT_CHARACTERS or not value.isprintable():
-        accepted = f"up to {MAX_TENANT_CHARACTERS} printable characters"
-        raise HintError(where, f"{where} is {quoted(value)}; accepted: {accepted}")
+    return _short_text(where, value, MAX_TENANT_CHARACTERS)
+
+
+def program_name(where: str, value: Any) -> str:
+    """An agent program as a client named it; HintError names `where` it stood."""
+    return _short_text(where, value, MAX_PROGRAM_CHARACTERS)
+
+
+def _short_text(where: str, value: Any, most: int) -> str:
+    if not isinstance(value, str) or len(value) > most or not value.isprintable():
+        raise HintError(where, f"{where} is {quoted(value)}; accepted: up to {most} printable characters")
     return value
 
 
@@ -177,6 +190,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys((LENGTH, *_LENGTH_ENDS), _tokens),
     MAX_OUTPUT_TOKENS: _tokens,
     TENANT: tenant_name,
+    PROGRAM: program_name,
     MAY_MOVE: _yes_or_no,
     WAITING_ELSEWHERE: _token_counts,
 }

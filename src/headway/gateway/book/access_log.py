@@ -30,6 +30,7 @@ class AccessLogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
     slo: str = "none"
     met: bool = False
     tenant: str = ""
+    program: str = ""
     instance: str = ""
     moves: int = 0
     resumes: int = 0
@@ -64,6 +65,7 @@ class AccessLog:
             slo=entry.key.slo,
             met=entry.met,
             tenant=entry.tenant,
+            program=entry.program,
             instance=entry.instance,
             moves=entry.moves,
             resumes=entry.resumes,

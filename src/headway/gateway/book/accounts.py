@@ -82,9 +82,9 @@ class Entry:
 
     `tenant` is the name that the request or its API key gave; its class in `key` may be a broader one.
     `instance` is where it is, empty while it waits in the admission queue; `places` are all it was sent to, in order.
-    `tokens` counts output tokens, or events where the instance does not tell tokens. `prefill` is None where prefill
-    and decode are not parted, `prefilled_s` when a prefill instance had computed the prompt. `batch` is None for a
-    request of a client's own.
+    `program` is that of which it is a turn, empty if none is known. `tokens` counts output tokens, or events where the
+    instance does not tell tokens. `prefill` is None where prefill and decode are not parted, `prefilled_s` when a
+    prefill instance had computed the prompt. `batch` is None for a request of a client's own.
     """
 
     id: str
@@ -94,6 +94,7 @@ class Entry:
     account: ClassAccount
     arrival_s: float
     batch: BatchLine | None = None
+    program: str = ""
     instance: str = ""
     first_s: float | None = None
     last_s: float | None = None

@@ -36,7 +36,8 @@ class Seen(msgspec.Struct, kw_only=True):
     """What the gateway saw of a request. Times are seconds since it came, `at` is when that was, since 1970.
 
     `prefill` is where its prompt was computed (`Prefill`), None where prefill and decode are not parted; `prefill_s`
-    is when a prefill instance had computed it. `batch` is None for a request of a client's own.
+    is when a prefill instance had computed it. `program` is that of which it is a turn, empty if none is known.
+    `batch` is None for a request of a client's own.
     """
 
     id: str
@@ -54,6 +55,7 @@ class Seen(msgspec.Struct, kw_only=True):
     resumes: int
     slo: str
     tenant: str
+    program: str
     batch: BatchLine | None
 
 
@@ -127,6 +129,7 @@ class Explaining:
             resumes=entry.resumes,
             slo=entry.key.slo,
             tenant=entry.tenant,
+            program=entry.program,
             batch=entry.batch,
         )
 

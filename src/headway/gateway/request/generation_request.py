@@ -14,6 +14,7 @@ import msgspec
 
 from headway.core.hints import (
     MAY_MOVE,
+    PROGRAM,
     TENANT,
     RequestHints,
     elsewhere_hint,
@@ -26,6 +27,7 @@ from headway.errors import HintError
 from headway.gateway.book.accounts import BatchLine
 from headway.gateway.http.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
 from headway.gateway.http.refusal import GatewayError, bad_request
+from headway.gateway.request.program import AGENTIC_CONTEXT, of_tenant, program_of
 from headway.http_client import NOT_AS_EXPECTED
 from headway.routing.cache_aware import BYTES_PER_TOKEN, prompt_blocks
 
@@ -125,8 +127,8 @@ class GenerationRequest:
     a sequence of the engine. `prompt_tokens` is a guess unless the prompt came as token ids. `path` is the path with
     its query. `previous_id` names the response that it goes on from. `tenant` is a label; `share` is the tenant that
     limits and schedulers know, empty where clients name themselves and none is believed. `wants_ids` and `wants_usage`:
-    whether the client itself asked for token ids, and for a last event with the token counts. `batch` is None for what
-    a client itself waits for.
+    whether the client itself asked for token ids, and for a last event with the token counts. `program` is that of
+    which it is a turn, empty if none is known. `batch` is None for what a client itself waits for.
     """
 
     path: str
@@ -147,6 +149,7 @@ class GenerationRequest:
     wants_ids: bool
     wants_usage: bool
     xargs: dict[str, Any]
+    program: str = ""
     batch: BatchLine | None = None
 
     @property
@@ -213,6 +216,8 @@ class GenerationRequest:
         said: dict[str, Any] = {**target_hints(slo)}
         if self.share:
             said[TENANT] = self.share
+        if self.program:
+            said[PROGRAM] = self.program
         said[MAY_MOVE] = int(may_move and self.may_move and self.one_answer)
         said |= elsewhere_hint(waiting_elsewhere)
         return said
@@ -252,6 +257,8 @@ def read_request(
     options = _value(fields, "stream_options", _FIELDS) or {}
     limits = (_value(fields, name, _NUMBER) for name in api.limits)
     tenant = tenant_of(hints.tenant, key_tenant)
+    share = tenant if names_tenants else ""
+    program = _program(headers, fields, xargs, share)
     xargs.pop(TENANT, None)
     return GenerationRequest(
         path=path,
@@ -266,12 +273,13 @@ def read_request(
         previous_id=_value(fields, "previous_response_id", _TEXT) if api is RESPONSES else None,
         slo=hints.slo,
         tenant=tenant,
-        share=tenant if names_tenants else "",
+        share=share,
         priority=priority_of(hints.priority, key_tenant),
         may_move=hints.may_move,
         wants_ids=_value(fields, "return_token_ids", _YES_OR_NO) or False,
         wants_usage=_value(options, "include_usage", _YES_OR_NO) or False,
         xargs=xargs,
+        program=program,
     )
 
 
@@ -361,6 +369,26 @@ def _value(fields: Fields, name: str, kind: _Kind[T]) -> T | None:
     except NOT_AS_EXPECTED:
         shown = bytes(raw)[:80].decode(errors="replace")
         raise bad_request(f"{name} is {shown}; accepted: {kind.accepted}", name) from None
+
+
+def _program(
+    headers: Sequence[tuple[bytes, bytes]], fields: Fields, xargs: dict[str, Any], tenant: str
+) -> str:
+    """The program that is named, which leaves the extra arguments: vLLM takes no objects there."""
+    named = program_of(headers, xargs, _foreign(fields, "nvext"), _foreign(fields, "metadata"))
+    xargs.pop(PROGRAM, None)
+    if isinstance(xargs.get(AGENTIC_CONTEXT), dict):
+        del xargs[AGENTIC_CONTEXT]
+        fields["vllm_xargs"] = _raw(xargs)
+    return of_tenant(named, tenant)
+
+
+def _foreign(fields: Fields, name: str) -> object:
+    """A field that is not vLLM's, if it can be read; None else."""
+    raw = fields.get(name)
+    with suppress(*UNREADABLE):
+        return None if raw is None else msgspec.json.decode(raw)
+    return None
 
 
 def _name(fields: Fields, api: Api, request_id: str) -> str:

@@ -52,6 +52,7 @@ async def serve(
     """Answer one request, whatever happens. Its one end is in the accounts afterwards, and in the log."""
     entry = serving.accounts.offer(request.request_id, request.slo, request.tenant, arrival_s, request.batch)
     job = serving.job(request, arrival_s)
+    entry.program = request.program = serving.program(request, job)
     lifecycle = RequestLifecycle(serving, request, client, headers, interrupt, entry, job)
     outcome, reason = Outcome.FAILED, "the gateway broke off"
     serving.running.add(interrupt)

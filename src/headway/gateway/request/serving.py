@@ -25,6 +25,7 @@ from headway.gateway.request.admission_queue import AdmissionQueue
 from headway.gateway.request.central_queue import Batching, CentralQueue
 from headway.gateway.request.generation_request import GenerationRequest
 from headway.gateway.request.interrupt import Cut, InstanceLosses, Interrupt, WaitCut
+from headway.gateway.request.program import KnownPrograms
 from headway.routing import Router
 from headway.routing.prefill_decode import PrefillDecode, for_answers
 
@@ -105,6 +106,7 @@ class Serving:
         self.log = log
         self.accounts = Accounts()
         self.stored = StoredResponses()
+        self._programs = KnownPrograms()
         self.batches = None if batching is None else CentralQueue(batching, fleet, clock)
         self.losses = InstanceLosses(router.lost)
         self.queue = AdmissionQueue(
@@ -212,7 +214,7 @@ class Serving:
         """
         names = self._answering(model or self.fleet.facts.model, tokens)
         home = None if response_id is None else self.stored.place_of(response_id)
-        if home is None or all(member.name != home for member in self.fleet.members):
+        if home is None or not self.fleet.has(home):
             return names
         return [name for name in names if name == home]
 
@@ -235,6 +237,13 @@ class Serving:
     def _places(self) -> int | None:
         limit = self.options.max_in_flight
         return None if limit is None else limit * len(self._answering())
+
+    def program(self, request: GenerationRequest, job: Job) -> str:
+        """The program of which a request is a turn; empty if none is known. Called once for each request."""
+        made = request.request_id if request.is_stored else None
+        return self._programs.of_turn(
+            request.program, request.share, job.prefix_blocks, response=made, previous=request.previous_id
+        )
 
     def job(self, request: GenerationRequest, arrival_s: float) -> Job:
         """The request as routers see it. Clients may use a name twice, so it has a number of its own."""
