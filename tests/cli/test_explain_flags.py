@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import msgspec
 import pytest
 
+from headway.cli.explain import _tell
 from headway.cli.shadow import _Shadowing, report_text
 from headway.errors import ConfigError
 from headway.gateway.book.shadow_board import ShadowFigures, ShadowState
@@ -127,6 +128,13 @@ def test_without_an_id_the_last_requests_are_listed(headway: Headway, url: str) 
     assert head.split() == ["came", "ended", "first", "token", "whole", "tokens", "id"]
     assert first.split()[1:] == ["finished", "250", "ms", "3", "s", "7", "mine"]
     assert second.split()[1:] == ["shed", "never", "1", "s", "0", "other"]
+
+
+@pytest.mark.parametrize(("program", "said"), [("", "finished, sent"), ("s", "finished (program s), sent")])
+def test_a_gateway_tells_of_a_program(program: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = {"outcome": "finished", "program": program, "instances": ["0"], "ttft_s": 0.5, "lasted_s": 2.0}
+    _tell({"gateway": seen, "requests": []})
+    assert f"at the gateway: {said} to 0; first token 500 ms" in capsys.readouterr().out
 
 
 def test_what_cannot_be_explained_is_one_line(refused: Refused, url: str) -> None:

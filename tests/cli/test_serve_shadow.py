@@ -72,7 +72,8 @@ async def test_it_is_told_of_instances_as_they_come_and_go_and_its_advice_is_hea
     # Says what it reads first, and reports once it has read a second line, which the instances' change brings.
     advised = json.dumps({**json.loads(REPORT), "advice": {"needed": 2, "low": 1, "high": 2}})
     told = tmp_path / "told"
-    program = f"import sys; open({str(told)!r}, 'w').write(sys.stdin.readline()); sys.stdin.readline(); print({advised!r})"
+    reads = f"import sys; open({str(told)!r}, 'w').write(sys.stdin.readline()); sys.stdin.readline()"
+    program = f"{reads}; print({advised!r})"
     board = ShadowBoard()
     async with upstream("a") as one, upstream("b") as two:
         members = [Member("a", url=one.url), Member("b", url=two.url)]

@@ -72,7 +72,7 @@ def test_instances_of_pools_are_launched_with_the_budgets_that_follow_from_targe
 @pytest.mark.skipif(not is_cpu_build(), reason="cores are bound where vLLM computes on the CPU")
 def test_instances_that_share_cores_are_warned_of(model: str) -> None:
     crowd = len(os.sched_getaffinity(0)) + 1
-    assert f"Warning: {crowd} workers share" in introduction(site(model, instances=crowd), "m")
+    assert f"Warning: {crowd} workers share" in introduction(site(model, instances=str(crowd)), "m")
 
 
 @pytest.mark.skipif(not is_cpu_build(), reason="cores are bound where vLLM computes on the CPU")

@@ -15,10 +15,12 @@ from headway.gateway.app import Gateway, listen, serve_on
 from headway.gateway.book.accounts import Accounts
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Member
+from headway.gateway.fleet.scaling import FleetScaling
 from headway.gateway.fleet.supervisor import FleetOptions
 from headway.gateway.http.options import GatewayOptions
 from headway.gateway.request.central_queue import Batching
 from headway.routing import build_router
+from headway.routing.scaling import Bounds, Scaler
 from tests.gateway.fleets import QUICK, running, until
 from tests.gateway.upstream import Upstream
 
@@ -119,6 +121,7 @@ async def gateway(
     router: str = "round-robin",
     fleet_options: FleetOptions = QUICK,
     batching: Batching | None = None,
+    scale: Bounds | None = None,
     **options: Any,
 ) -> AsyncIterator[Front]:
     """A gateway whose instances are ready, named as the upstreams are. Nothing of a request is left at its end."""
@@ -128,7 +131,9 @@ async def gateway(
     ]
     async with running(*members, options=fleet_options) as fleet, aiohttp.ClientSession() as session:
         await until(lambda: len(fleet.names()) == len(members))
-        app = Gateway(fleet, build_router(router), GatewayOptions(**options), batching=batching)
+        scaling = None if scale is None else FleetScaling(fleet, Scaler(scale))
+        made = GatewayOptions(**options)
+        app = Gateway(fleet, build_router(router), made, batching=batching, scaling=scaling)
         listener, stop = listen("127.0.0.1", 0), asyncio.Event()
         task = asyncio.create_task(serve_on(app, listener, stop))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -1,7 +1,8 @@
 from __future__ import annotations
 
-from headway.gateway.fleet.scaling import FleetScaling
-from headway.routing.scaling import Advice, Bounds, Scaler, Served
+import jsonschema  # type: ignore[import-untyped]
+
+from headway.routing.scaling import Advice, Bounds, Served
 from tests.gateway.front import gateway
 from tests.gateway.upstream import upstream
 
@@ -15,8 +16,8 @@ ADVICE = Advice(
 
 
 async def test_a_gateway_says_how_many_instances_there_should_be() -> None:
-    async with upstream("a") as one, gateway(one) as front:
-        front.app.scale.scaling = FleetScaling(front.fleet, Scaler(Bounds(1, 4)))
+    async with upstream("a") as one, gateway(one, scale=Bounds(1, 4)) as front:
+        assert front.app.scale.scaling is not None
         unknown = (await front.get("/v1/scale")).json
         assert (unknown["recommended"], unknown["reason"], unknown["growth"]) == (1, "unknown", None)
         front.app.scale.scaling.advised(ADVICE)
@@ -36,6 +37,10 @@ async def test_a_gateway_says_how_many_instances_there_should_be() -> None:
             },
             "doubt": None,
         }
+        described = (await front.get("/openapi.json")).json
+        [answer] = described["paths"]["/v1/scale"]["get"]["responses"]["200"]["content"].values()
+        schema = {**answer["schema"], "components": described["components"]}
+        jsonschema.Draft202012Validator(schema).validate((await front.get("/v1/scale")).json)
         metrics = (await front.get("/metrics")).body.decode().splitlines()
         assert "headway_recommended_instances 2.0" in metrics
         assert "headway_recommended_instances_low 1.0" in metrics
@@ -49,4 +54,5 @@ async def test_where_nothing_is_recommended_that_is_said() -> None:
         answer = await front.get("/v1/scale")
         assert (answer.status, answer.error["code"]) == (404, "no_scale")
         assert "--instances MIN..MAX" in answer.error["message"]
+        assert "/v1/scale" not in (await front.get("/openapi.json")).json["paths"]
         assert b"headway_recommended" not in (await front.get("/metrics")).body

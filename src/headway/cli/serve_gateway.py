@@ -112,13 +112,8 @@ class _Run:
         ):
             folder = None if site.local is None else site.local.folder
             fleet = Fleet(members(site), session=session, options=site.fleet_options, kept_adapters=folder)
-            app = Gateway(
-                fleet, build_router(site.layout.router), site.options, time.monotonic, self._batching
-            )
-            bounds = site.layout.scale
-            scaling = app.scale.scaling = (
-                None if bounds is None else FleetScaling(fleet, Scaler(bounds, site.scale_window_s))
-            )
+            scaling, router = self._scaling(fleet), build_router(site.layout.router)
+            app = Gateway(fleet, router, site.options, time.monotonic, self._batching, scaling)
             serving = group.create_task(serve(app, *site.address, self._stop))
             others = [group.create_task(work) for work in self._others(fleet, app)]
             if scaling is not None and site.layout.elastic:

@@ -36,6 +36,7 @@ from headway.gateway.book.metrics import GatewayMetrics, build_registry
 from headway.gateway.book.scale_board import ScaleBoard, scale_route
 from headway.gateway.book.shadow_board import ENGINE_PATH, ShadowBoard, shadow_routes
 from headway.gateway.fleet.fleet import Fleet
+from headway.gateway.fleet.scaling import FleetScaling
 from headway.gateway.http.api import APIS, EXPLAIN_PATHS, is_of_batches, normal_path
 from headway.gateway.http.asgi_client import API_KEY, KEY_TENANT, Client, ClientGone, Headers, read_body
 from headway.gateway.http.client_limits import HELD, ClientLimits, open_files_limit
@@ -80,6 +81,7 @@ class Gateway:
         options: GatewayOptions,
         clock: Callable[[], float] = time.monotonic,
         batching: Batching | None = None,
+        scaling: FleetScaling | None = None,
     ) -> None:
         log = None if options.access_log is None else AccessLog(options.access_log)
         self.serving = Serving(fleet, router, options, clock=clock, log=log, batching=batching)
@@ -91,7 +93,7 @@ class Gateway:
         self._passthrough = PassThrough(self.serving, self._bodies)
         self._broadcast = Broadcast(self.serving)
         self.shadows = ShadowBoard()
-        self.scale = ScaleBoard()
+        self.scale = ScaleBoard(scaling)
         self.batches = self._kept_batches()
         cors = options.cors
         self._answering = self._answer if cors is None else CORSMiddleware(self._answer, **asdict(cors))
@@ -253,7 +255,7 @@ class Gateway:
             Route("/ready", self._ready),
             Route("/v1/models", self._models),
             Route("/metrics", metrics),
-            openapi_route(batches=batches is not None),
+            openapi_route(batches=batches is not None, scale=self.scale.scaling is not None),
             *explain_routes(explaining),
             *shadow_routes(self.shadows),
             scale_route(self.scale),

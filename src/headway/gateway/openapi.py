@@ -176,23 +176,23 @@ events have no names.
 """
 
 
-def openapi_route(*, batches: bool = False) -> Route:
-    """`GET /openapi.json`; `batches`: whether files and batches are served."""
+def openapi_route(*, batches: bool = False, scale: bool = False) -> Route:
+    """`GET /openapi.json`; whether files and `batches` are served, and how large the fleet should be (`scale`)."""
 
     async def description(_request: Request) -> Response:
-        return Response(_body(batches), media_type="application/json")
+        return Response(_body(batches, scale), media_type="application/json")
 
     return Route("/openapi.json", description)
 
 
 @cache
-def _body(batches: bool) -> bytes:
-    return json.dumps(describe(batches=batches), indent=1).encode()
+def _body(batches: bool, scale: bool) -> bytes:
+    return json.dumps(describe(batches=batches, scale=scale), indent=1).encode()
 
 
-def describe(*, batches: bool = False) -> Json:
+def describe(*, batches: bool = False, scale: bool = False) -> Json:
     """The description: a new dictionary each time, ready for JSON."""
-    (state, explained, shadow, scale), components = msgspec.json.schema_components(
+    (state, explained, shadow, scaled), components = msgspec.json.schema_components(
         [DashboardState, Explained, ShadowReply, ScaleReply], ref_template="#/components/schemas/{name}"
     )
     return {
@@ -208,7 +208,7 @@ def describe(*, batches: bool = False) -> Json:
         "paths": {
             **_paths(state),
             **_explain_paths(explained, shadow),
-            "/v1/scale": {"get": _scale(scale)},
+            **({"/v1/scale": {"get": _scale(scaled)}} if scale else {}),
             **(_batch_paths() if batches else {}),
         },
         "components": {
@@ -278,9 +278,7 @@ def _explain_paths(explained: Json, shadow: Json) -> Json:
 def _scale(reply: Json) -> Json:
     """How many instances there should be."""
     answer = _answer("How many, between what bounds, and why.", "application/json", reply)
-    described = _read("scale", "How many instances there should be", answer)
-    described["responses"]["404"] = _ref(_ERRORS_BY_STATUS["404"][0], "responses")
-    return described
+    return _read("scale", "How many instances there should be", answer)
 
 
 def _batch_paths() -> Json:

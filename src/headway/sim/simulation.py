@@ -127,13 +127,10 @@ def simulate(
 
     The clock is the calibration's law with its residuals drawn by `seed`. The policies' cost model starts from nothing
     (of the loads of a KV tier, from the host's link) and learns from finished steps and copies alone. `lengths`
-    predicts answers as their requests arrive.
-
-    With `elastic`, instances come and go as it decides, in place of `system.instances`.
-
-    `shortcut` steps over stretches in which nothing changes, with the same records; a `watch` or `watcher` of every
-    step switches it off. `check` asserts the invariants at every step. Raises SimulationError if a policy leaves work
-    lying, TraceError for a request longer than its limit, ConfigError for a pool without a policy.
+    predicts answers as their requests arrive; instances come and go as `elastic` decides, if there is one. `shortcut`
+    steps over stretches in which nothing changes, with the same records; a `watch` or `watcher` of every step switches
+    it off. `check` asserts the invariants at every step. Raises SimulationError if a policy leaves work lying,
+    TraceError for a request longer than its limit, ConfigError for a pool without a policy.
     """
     loop = EventLoop()
     cluster = Cluster(
@@ -155,26 +152,39 @@ def simulate(
     def put(name: str, clock_seed: int) -> None:
         cost = _unlearned(system)
         served = _factory(policy, name)(cost)
-        engine = SimulatedEngine(
-            system.limits,
-            served if watcher is None else watched(served, watcher, name, cost),
-            on_end=ended,
-            on_first_token=cluster.started,
-            name=name,
-            store_blocks=system.store_blocks,
-            waiting_elsewhere=None if system.pools is None else partial(cluster.waiting_elsewhere, name),
-            check=check,
-        )
+        if watcher is not None:
+            served = watched(served, watcher, name, cost)
+        engine = _engine(system, served, name, cluster, ended, check=check)
         horizon_s = _horizon_s(cluster, system, name) if shortcut else lambda: -inf
         cluster.add(_instance(engine, system, cost, clock_seed, loop, horizon_s, watch))
 
     if elastic is not None:
         elastic.begin(loop, cluster, put)
-    for clock_seed, name in enumerate(system.names, start=seed * len(system.names)):
-        if elastic is None:
-            put(name, clock_seed)
+    for number, name in enumerate(() if elastic is not None else system.names):
+        put(name, seed * len(system.names) + number)
     cluster.run(requests)
     return SimulatedRun(loop.now_s, cluster.totals, records)
+
+
+def _engine(
+    system: System,
+    policy: Policy,
+    name: str,
+    cluster: Cluster,
+    ended: Callable[[Record], None],
+    *,
+    check: bool,
+) -> SimulatedEngine:
+    return SimulatedEngine(
+        system.limits,
+        policy,
+        on_end=ended,
+        on_first_token=cluster.started,
+        name=name,
+        store_blocks=system.store_blocks,
+        waiting_elsewhere=None if system.pools is None else partial(cluster.waiting_elsewhere, name),
+        check=check,
+    )
 
 
 def _horizon_s(cluster: Cluster, system: System, name: str) -> Callable[[], float]:

@@ -44,10 +44,10 @@ class ScaleReply(msgspec.Struct, kw_only=True):
 
 
 class ScaleBoard(Collector):
-    """Shows what the scaling recommends; None where nothing does."""
+    """Shows what `scaling` recommends; None where nothing does."""
 
-    def __init__(self) -> None:
-        self.scaling: FleetScaling | None = None
+    def __init__(self, scaling: FleetScaling | None) -> None:
+        self.scaling = scaling
 
     def reply(self) -> ScaleReply:
         """The recommendation now. Raises GatewayError (404) where nothing recommends."""

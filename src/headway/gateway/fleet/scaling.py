@@ -88,5 +88,5 @@ class FleetScaling:
 
 
 def _cost_of_stopping(member: Member) -> tuple[bool, int]:
-    """Those that do not serve go first, then those with the fewest requests; of equals the last."""
+    """An instance that does not serve goes first, then the one with the fewest requests; of equals the last."""
     return member.condition is Condition.READY, member.in_flight

@@ -386,7 +386,7 @@ def _program(
 def _foreign(fields: Fields, name: str) -> object:
     """A field that is not vLLM's, if it can be read; None else."""
     raw = fields.get(name)
-    with suppress(*UNREADABLE):
+    with suppress(*NOT_AS_EXPECTED):
         return None if raw is None else msgspec.json.decode(raw)
     return None
 
