@@ -130,11 +130,11 @@ def test_without_an_id_the_last_requests_are_listed(headway: Headway, url: str) 
     assert second.split()[1:] == ["shed", "never", "1", "s", "0", "other"]
 
 
-@pytest.mark.parametrize(("program", "said"), [("", "finished, sent"), ("s", "finished (program s), sent")])
+@pytest.mark.parametrize(("program", "said"), [("", "0"), ("s", "0 for program s")])
 def test_a_gateway_tells_of_a_program(program: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     seen = {"outcome": "finished", "program": program, "instances": ["0"], "ttft_s": 0.5, "lasted_s": 2.0}
     _tell({"gateway": seen, "requests": []})
-    assert f"at the gateway: {said} to 0; first token 500 ms" in capsys.readouterr().out
+    assert f"at the gateway: finished, sent to {said}; first token 500 ms" in capsys.readouterr().out
 
 
 def test_what_cannot_be_explained_is_one_line(refused: Refused, url: str) -> None:

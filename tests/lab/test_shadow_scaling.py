@@ -117,5 +117,5 @@ def test_of_a_busy_fleet_a_share_is_replayed() -> None:
     ]
     small = FleetReplay.of(one, 0.0, preset("vllm"), SYSTEM).served(2)
     large = FleetReplay.of(many, 0.0, preset("vllm"), SYSTEM).served(16)
-    assert len(many) > 4 * MOST_REPLAYED
+    assert len(many) > 2 * MOST_REPLAYED
     assert large.mean_jct_s == pytest.approx(small.mean_jct_s, rel=0.35)

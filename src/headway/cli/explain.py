@@ -84,9 +84,10 @@ def _tell(answer: dict[str, Any]) -> None:
         where = ", then ".join(seen["instances"]) or "no instance"
         prefill_s = seen.get("prefill_s")
         prompt = "" if prefill_s is None else f"prompt {_seconds(prefill_s)}, "
-        program = f" (program {seen['program']})" if seen.get("program") else ""
+        if seen.get("program"):
+            where = f"{where} for program {seen['program']}"
         typer.echo(
-            f"at the gateway: {seen['outcome']}{program}, sent to {where}; {prompt}first token {_seconds(seen['ttft_s'])} and "
+            f"at the gateway: {seen['outcome']}, sent to {where}; {prompt}first token {_seconds(seen['ttft_s'])} and "
             f"end {_seconds(seen['lasted_s'])} after it came\n"
         )
     for one in answer["requests"]:

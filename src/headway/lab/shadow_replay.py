@@ -17,7 +17,7 @@ from headway.sim.simulation import PolicyFactory, System, simulate
 from headway.statistics import median
 from headway.traces import TraceRequest
 
-MOST_REPLAYED = 400
+MOST_REPLAYED = 800
 """Requests of a replay. Of a busier fleet some instances are replayed, with their share of the requests."""
 _DRAWN_OF = 1 << 32
 

@@ -112,7 +112,7 @@ class Demand:
         ]
 
 
-LOW, UPPER, HIGH = 0.1, 0.9, 0.99
+LOW, UPPER, HIGH = 0.1, 0.75, 0.95
 """Shares of the last hour's lead times: the recommendation is for a demand that UPPER of them stayed below."""
 
 
