@@ -128,13 +128,24 @@ def test_another_tenant_is_refused_in_a_short_message(tenant: object) -> None:
     assert len(str(raised.value)) < 200
 
 
+@pytest.mark.parametrize(("program", "read"), [("", None), ("run 7", "run 7"), ("x" * 256, "x" * 256)])
+def test_a_program_is_a_short_text(program: str, read: str | None) -> None:
+    assert read_hints({"headway_program": program}).program == read
+
+
+@pytest.mark.parametrize("program", ["x" * 257, "a\nb", 7])
+def test_another_program_is_refused(program: object) -> None:
+    with pytest.raises(ConfigError, match=r"^headway_program is .*; accepted: up to 256 printable"):
+        read_hints({"headway_program": program})
+
+
 def test_unknown_hints_are_all_named_with_the_accepted_ones() -> None:
     with pytest.raises(ConfigError) as raised:
         read_hints({"headway_ttft": 1, "headway_": 2, "headway_ttft_ms": 3})
     assert str(raised.value) == (
         "unknown headway_, headway_ttft in vllm_xargs; accepted: headway_deadline_ms, headway_length, "
-        "headway_length_high, headway_length_low, headway_max_output_tokens, headway_may_move, headway_tbt_ms, "
-        "headway_tenant, headway_ttft_ms, headway_waiting_elsewhere"
+        "headway_length_high, headway_length_low, headway_max_output_tokens, headway_may_move, headway_program, "
+        "headway_tbt_ms, headway_tenant, headway_ttft_ms, headway_waiting_elsewhere"
     )
 
 

@@ -119,11 +119,12 @@ def test_predicted_lengths_are_said_of_the_requests_that_have_one() -> None:
 
 def test_targets_and_tenant_are_passed_on_in_milliseconds() -> None:
     slo = Slo(ttft_s=0.5, tbt_s=0.05, deadline_s=3)
-    assert body(request(slo=slo, tenant="blue", max_output_tokens=20))["vllm_xargs"] == {
+    assert body(request(slo=slo, tenant="blue", session="s", max_output_tokens=20))["vllm_xargs"] == {
         "headway_ttft_ms": 500.0,
         "headway_tbt_ms": 50.0,
         "headway_deadline_ms": 3000.0,
         "headway_tenant": "blue",
+        "headway_program": "s",
         "headway_max_output_tokens": 20,
     }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -63,6 +64,27 @@ async def test_arrivals_are_open_loop_and_connections_have_no_limit(server: Fake
     server.answer = answer
     report = await send(server, requests(150))
     assert [record.outcome for record in report.records] == [Outcome.FINISHED] * 150
+
+
+async def test_a_turn_is_sent_when_the_answer_before_has_ended(server: FakeServer) -> None:
+    first, second, third = requests(3, session="s")
+    trace = [first, replace(second, think_s=0.05), replace(third, arrival_s=1000.0, think_s=0.0)]
+    records = (await send(server, trace)).records
+    assert [record.id for record in records] == ["0", "1", "2"]
+    for before, record, think_s in zip(records, records[1:], (0.05, 0.0), strict=False):
+        assert record.program == "s"
+        assert before.finished_s is not None
+        assert record.arrival_s >= before.finished_s + think_s
+
+
+async def test_stopped_it_sends_no_turn_that_waits(server: FakeServer) -> None:
+    first, second = requests(2, session="s")
+    stop = asyncio.Event()
+    trace = [first, replace(second, think_s=1000.0)]
+    options = ReplayOptions(url=server.url)
+    report = await replay(trace, options, on_record=lambda record: stop.set(), stop=stop)
+    assert report.interrupted
+    assert [record.id for record in report.records] == ["0"]
 
 
 async def test_text_may_hold_any_character_and_chunks_may_be_cut_anywhere(server: FakeServer) -> None:

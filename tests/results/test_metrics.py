@@ -64,6 +64,10 @@ WORKED = {
     "swapped_in_blocks": None,
     "recomputed_tokens": 7,
     "scheduler_us_per_step": None,
+    "programs": None,
+    "mean_program_s": None,
+    "p99_program_s": None,
+    "prefix_hit_rate": None,
 }
 
 
@@ -88,6 +92,20 @@ def test_what_a_run_knows_beyond_its_records_is_taken_over() -> None:
     summary = summarize(worked_run(), run=run)
     assert (summary.swapped_out_blocks, summary.swapped_in_blocks) == (9, 8)
     assert summary.scheduler_us_per_step == 31.5
+
+
+def test_a_program_lasts_from_its_first_arrival_to_its_last_answer() -> None:
+    turns = [
+        make("a", program="p", arrival_s=1.0, finished_s=4.0, prompt_tokens=30),
+        make("b", program="p", arrival_s=6.0, finished_s=9.0, prompt_tokens=50),
+        make("c", program="p", tenant="other", arrival_s=0.0, finished_s=2.0, prompt_tokens=20),
+        unfinished("d", Outcome.FAILED, 0.0, 9.0, program="q"),
+        make("e", program="q", arrival_s=9.0, finished_s=99.0, prompt_tokens=20),
+        make("f", arrival_s=0.0, finished_s=50.0, prompt_tokens=30),
+    ]
+    summary = summarize(turns, run=RunInfo(cached_tokens=40))
+    assert (summary.programs, summary.mean_program_s, summary.p99_program_s) == (2, 5.0, pytest.approx(7.94))
+    assert summary.prefix_hit_rate == 40 / sum(turn.prompt_tokens for turn in turns)
 
 
 def test_no_records_give_zeros_and_nulls() -> None:

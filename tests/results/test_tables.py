@@ -43,10 +43,14 @@ def printed(comparison: Comparison, width: int = 100) -> str:
 
 
 def test_every_key_is_in_one_sheet_and_goodput_comes_first() -> None:
-    found = sheets(only(vllm=WORKED))
+    found = sheets(only(vllm=replace(WORKED, programs=0)))
     assert [sheet.title for sheet in found] == list(Group)
     assert sorted(heading.key for sheet in found for heading in sheet.headings) == sorted(COLUMNS)
     assert found[0].headings[0].key == "goodput"
+
+
+def test_programs_have_a_sheet_where_there_are_some() -> None:
+    assert [sheet.title for sheet in sheets(only(vllm=WORKED))] == list(Group)[:-1]
 
 
 @pytest.mark.parametrize(

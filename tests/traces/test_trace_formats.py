@@ -50,7 +50,17 @@ EXPECTED = {
         HEADWAY,
         [
             TraceRequest(
-                "0", 0.0, 10, 20, 64, "a", 'Say "hi",\ntwice', "s1", priority=-1, slo=Slo(1.5, 0.1, 30.0)
+                "0",
+                0.0,
+                10,
+                20,
+                64,
+                "a",
+                'Say "hi",\ntwice',
+                "s1",
+                priority=-1,
+                slo=Slo(1.5, 0.1, 30.0),
+                think_s=9.0,
             ),
             TraceRequest("1", 2.25, 1, 1),
         ],

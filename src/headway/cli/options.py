@@ -187,6 +187,13 @@ Strict = Annotated[
         "Refuse a trace with odd rows or rows out of order. By default such rows are left out or sorted."
     ),
 ]
+ClosedLoop = Annotated[
+    bool,
+    Setting(
+        "Let later turns of a session wait for the answer before them and their recorded pause; rows with `think_s` "
+        "always do."
+    ),
+]
 SloTtft = Annotated[float | None, Setting("Target for requests that name none: first token.", "S")]
 SloTbt = Annotated[float | None, Setting("Target for requests that name none: between tokens.", "S")]
 KvTierSpec = Setting(

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.options import KvTierSpec, OptionGroup, SloTbt, SloTtft, Strict, TimeUnit, TraceSource
+from headway.cli.options import (
+    ClosedLoop,
+    KvTierSpec,
+    OptionGroup,
+    SloTbt,
+    SloTtft,
+    Strict,
+    TimeUnit,
+    TraceSource,
+)
 from headway.cli.output import kept_or_temporary, progress, show, stdout_for_data
 from headway.errors import ConfigError, HeadwayError, UpstreamError
 from headway.predict.steps.attention_kernels import DEFAULT_ATTENTION
@@ -153,6 +162,7 @@ class PlanFlags:
     load: Annotated[LoadFlags, OptionGroup(panel="What is served")]
     time_unit: TimeUnit = None
     strict: Strict = False
+    closed_loop: ClosedLoop = False
     search: Annotated[SearchFlags, OptionGroup(panel="The search")]
     check: Annotated[CheckFlags, OptionGroup(panel="The check")]
     as_json: Annotated[bool, Setting("Print one object on stdout.", shown=Shown(flag="--json"))] = False
@@ -171,7 +181,7 @@ class PlanFlags:
             hardware=self.hardware,
             model=self.model,
             gpus=self.gpus,
-            trace=Trace(self.trace, load.limit, slo, self.time_unit, self.strict),
+            trace=Trace(self.trace, load.limit, slo, self.time_unit, self.strict, self.closed_loop),
             rate_scale=load.rate_scale,
             load=load.load,
             policies=None if search.policies is None else parse_policies(search.policies),

@@ -17,7 +17,16 @@ import typer
 
 from headway.cli import EXIT_INTERRUPTED
 from headway.cli.batch_flags import BatchFlags, CentralFlags
-from headway.cli.options import ApiKey, OptionGroup, SloTbt, SloTtft, Strict, TimeUnit, TraceSource
+from headway.cli.options import (
+    ApiKey,
+    ClosedLoop,
+    OptionGroup,
+    SloTbt,
+    SloTtft,
+    Strict,
+    TimeUnit,
+    TraceSource,
+)
 from headway.cli.output import check_file, check_replaceable, counting
 from headway.errors import ConfigError
 from headway.setting import Setting, Shown
@@ -44,7 +53,8 @@ EPILOG = """Examples:
   headway replay --url http://127.0.0.1:8000 --url http://127.0.0.1:8001 \\
       --batches magnus --predictor learned --out records.jsonl --trace mine.jsonl
 
-Requests are sent at their own times, whatever became of earlier ones. Prompts that the trace does not have
+Requests are sent at their own times, whatever became of earlier ones; with --closed-loop a session's next request
+waits for the answer. Prompts that the trace does not have
 are made up to its lengths, and every answer is forced to the trace's length. Goodput is of requests with targets:
 those of the trace, or --slo-ttft and --slo-tbt, which are also sent (not with --plain). Ctrl-C keeps what there is.
 """
@@ -62,6 +72,7 @@ class ReplayFlags:
     rate_scale: Annotated[float, Setting("Requests arrive this many times as fast.", "X")] = 1.0
     time_unit: TimeUnit = None
     strict: Strict = False
+    closed_loop: ClosedLoop = False
     limit: Annotated[int | None, Setting("Only the first N requests of the trace.", "N")] = None
     slo_ttft_s: SloTtft = None
     slo_tbt_s: SloTbt = None
@@ -102,9 +113,8 @@ class ReplayFlags:
         from headway.traces import scale_rate
 
         slo = Slo(ttft_s=self.slo_ttft_s, tbt_s=self.slo_tbt_s)
-        return scale_rate(
-            Trace(self.trace, self.limit, slo, self.time_unit, self.strict).requests(), self.rate_scale
-        )
+        trace = Trace(self.trace, self.limit, slo, self.time_unit, self.strict, self.closed_loop)
+        return scale_rate(trace.requests(), self.rate_scale)
 
     def central(self) -> CentralFlags:
         """The central queue, if there is one. Raises ConfigError for flags that only a replay in batches has."""

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli import EXIT_INTERRUPTED
-from headway.cli.options import Json, KvTierSpec, OptionGroup, SloTbt, SloTtft, Strict, TimeUnit, TraceSource
+from headway.cli.options import (
+    ClosedLoop,
+    Json,
+    KvTierSpec,
+    OptionGroup,
+    SloTbt,
+    SloTtft,
+    Strict,
+    TimeUnit,
+    TraceSource,
+)
 from headway.cli.output import counting, kept_or_temporary, show, written_command
 from headway.errors import ConfigError
 from headway.lab.engine_sizes import EngineSizes
@@ -149,6 +159,7 @@ class SimulateFlags:
     experiment: Annotated[ExperimentFlags, OptionGroup(panel="What is compared")]
     time_unit: TimeUnit = None
     strict: Strict = False
+    closed_loop: ClosedLoop = False
     engines: Annotated[EnginesFlags, OptionGroup(panel="The engine")]
     sizes: Annotated[EngineSizes, OptionGroup(panel="The engine")]
     parts: Annotated[Parts, OptionGroup(panel="Parts for every policy")]
@@ -167,7 +178,7 @@ class SimulateFlags:
         return SimulationRequest(
             hardware=self.hardware,
             model=self.model,
-            trace=Trace(self.trace, asked.limit, slo, self.time_unit, self.strict),
+            trace=Trace(self.trace, asked.limit, slo, self.time_unit, self.strict, self.closed_loop),
             grid=PolicyGrid(
                 policies=parse_policies(self.policies),
                 loads=parse_loads(asked.rate_scale, asked.steps),

@@ -41,6 +41,7 @@ class Job:
       them, as last known; 0 without a store.
     - `max_output_tokens`: the limit that the client set, never an estimate; `predicted_length` is one. The true length
       is not here.
+    - `program`: the agent program (session, conversation) of which the request is a turn; None if not told.
     - `may_move`: the request would be served elsewhere if this instance gave it up. A gateway before several says so.
     - `prefix_blocks` name the leading blocks of the prompt, each for all before it too, where it is known which prompts
       begin alike. Routers look at them, policies at `num_cached_tokens`.
@@ -53,6 +54,7 @@ class Job:
     slo: Slo = NO_TARGETS
     priority: int = 0
     tenant: str = ""
+    program: str | None = None
     predicted_length: LengthEstimate | None = None
     lora_id: int = 0
     may_move: bool = False

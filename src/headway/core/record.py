@@ -30,6 +30,7 @@ class Record:
     outcome: Outcome
     output_tokens: int = 0
     tenant: str = ""
+    program: str | None = None
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None
@@ -52,6 +53,7 @@ def record_of(job: Job, outcome: Outcome, now_s: float) -> Record:
         outcome=outcome,
         output_tokens=job.num_output_tokens,
         tenant=job.tenant,
+        program=job.program,
         first_scheduled_s=job.first_scheduled_s,
         first_token_s=job.first_token_s,
         finished_s=now_s,

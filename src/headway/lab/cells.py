@@ -170,7 +170,8 @@ def explain(
     request = _find(scenario.trace.requests(cell.seed), request_id)
     system = scenario.system
     block_bytes = system.limits.block_size * system.calibration.kv_bytes_per_token
-    watcher = StoryWatcher(request_id, request.arrival_s / cell.load, block_bytes)
+    from_s = request.arrival_s / cell.load if request.think_s is None else 0.0
+    watcher = StoryWatcher(request_id, from_s, block_bytes)
     run_cell(scenario, cell, _ticking(tick), watcher)
     assert watcher.story is not None, "a simulation ended without this request"
     return watcher.story, watcher.explanation

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from headway.core.hints import MAX_OUTPUT_TOKENS, MAY_MOVE, TENANT, length_hints, target_hints
+from headway.core.hints import MAX_OUTPUT_TOKENS, MAY_MOVE, PROGRAM, TENANT, length_hints, target_hints
 from headway.core.record import Outcome, Record
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import Hints, SteppedEngine, SteppedStep
@@ -368,10 +368,12 @@ def output_limit(request: TraceRequest, max_model_len: int) -> int:
 
 
 def _hints(request: TraceRequest, max_model_len: int) -> Hints:
-    """What a client says of the request: its targets, its tenant, and the limit of its output, never its length."""
+    """What a client says of the request: targets, tenant, program and the output's limit, never its length."""
     hints: Hints = {**target_hints(request.slo), MAX_OUTPUT_TOKENS: output_limit(request, max_model_len)}
     if request.tenant:
         hints[TENANT] = request.tenant
+    if request.session is not None:
+        hints[PROGRAM] = request.session
     return hints
 
 

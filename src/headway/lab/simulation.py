@@ -196,10 +196,13 @@ def _cell_result(cell: GridCell, records: list[Record], result: SimulatedRun, pr
 
 
 def run_info(result: SimulatedRun) -> RunInfo:
-    """What a run knows beyond its records: blocks copied each way, of jobs that moved and ahead of need too."""
+    """What a run knows beyond its records: blocks copied each way, of jobs that moved and ahead of need too,
+    and tokens found in the prefix cache.
+    """
     return RunInfo(
         swapped_out_blocks=result.total("swapped_out_blocks"),
         swapped_in_blocks=result.total("swapped_in_blocks"),
+        cached_tokens=result.total("cached_tokens"),
     )
 
 

@@ -10,7 +10,16 @@ from random import Random
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import TraceError
-from headway.traces import LogNormal, OnOff, TraceRequest, generate, load_trace, parse_workload, take
+from headway.traces import (
+    LogNormal,
+    OnOff,
+    TraceRequest,
+    closed_loop,
+    generate,
+    load_trace,
+    parse_workload,
+    take,
+)
 from headway.traces.reader import tell_understood
 from headway.traces.spec import PREFIX
 
@@ -23,6 +32,7 @@ class Trace:
     that are no requests are left out and counted in a warning: published traces have some, which were given up or
     failed. `limit` keeps the first requests. Each target of `slo` goes to requests that name none of its kind.
     `time_unit` is that of a file's arrivals, and `strict` refuses odd rows, as `read_trace` has it.
+    In a `closed_loop` later turns of a session wait for the answers before them (`traces.closed_loop`).
 
     >>> trace = Trace("gen:poisson:rate=4/input=constant:tokens=90/output=constant:tokens=20/count=3")
     >>> [request.input_tokens for request in trace.requests()]
@@ -34,6 +44,7 @@ class Trace:
     slo: Slo = NO_TARGETS
     time_unit: str | None = None
     strict: bool = False
+    closed_loop: bool = False
     given: tuple[TraceRequest, ...] = field(default=(), repr=False)
 
     @classmethod
@@ -52,6 +63,8 @@ class Trace:
     def requests(self, seed: int = 0) -> list[TraceRequest]:
         """The requests of one seed in order of arrival; TraceError if there are none or they cannot be read."""
         requests = [*self.given] or (self._drawn(seed) if self.is_drawn else self._read())
+        if self.closed_loop:
+            requests = closed_loop(requests)
         if not self.slo:
             return requests
         return [replace(request, slo=request.slo.with_defaults(self.slo)) for request in requests]

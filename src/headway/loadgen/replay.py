@@ -1,4 +1,4 @@
-"""A trace sent to a server: each request at its own time, whatever became of the others; and the report of it."""
+"""A trace sent to a server: each request at its own time, later turns of sessions after answers; and the report."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from headway.loadgen.openai_stream import Reply, stream_completion
 from headway.loadgen.replay_options import Dialect, ReplayOptions
 from headway.routing.batch_service import BatchCounts
 from headway.traces import TraceRequest
+from headway.traces.sessions import after, parted
 
 T = TypeVar("T")
 VANISHED = "the client went away, as asked for"
@@ -117,6 +118,7 @@ class ReplayBook:
         record = Record(
             id=request.id,
             tenant=request.tenant,
+            program=request.session,
             arrival_s=request.arrival_s,
             first_token_s=reply.first_token_s,
             finished_s=reply.ended_s,
@@ -139,7 +141,9 @@ async def replay(
     on_record: Callable[[Record], None] = lambda record: None,
     stop: asyncio.Event | None = None,
 ) -> ReplayReport:
-    """Send every request at its arrival time and return when each has ended, or soon after `stop` is set.
+    """Send every request at its time and return when each has ended, or soon after `stop` is set.
+
+    Its time is its arrival, or for a turn with a think time so long after the answer before it has ended.
 
     `on_record` gets each record as its request ends. Stopped or cancelled, requests in flight are cut off
     and recorded as cancelled. Times are seconds since the replay began; a record's arrival is the time at
@@ -173,6 +177,8 @@ class _Replay:
     began_s: float | None = None
     sender: asyncio.Task[None] | None = None
     in_flight: dict[asyncio.Task[None], tuple[TraceRequest, Reply]] = field(default_factory=dict)
+    thinking: set[asyncio.Task[None]] = field(default_factory=set)
+    followers: dict[str, TraceRequest] = field(default_factory=dict)
 
     def now_s(self) -> float:
         """Seconds since the first request was ready to be sent."""
@@ -182,16 +188,31 @@ class _Replay:
 
     async def send_all(self, group: asyncio.TaskGroup, requests: Sequence[TraceRequest]) -> None:
         """Start each request at its time; its body is made while waiting for it."""
-        for request in requests:
+        free, self.followers = parted(requests)
+        for request in free:
             body = self.dialect.body(request)
             await asyncio.sleep(request.arrival_s - self.now_s())
             reply = Reply()
-            task = group.create_task(self._follow(request, body, reply))
+            task = group.create_task(self._follow_session(request, body, reply))
             self.in_flight[task] = request, reply
+
+    async def _follow_session(self, request: TraceRequest, body: bytes, reply: Reply) -> None:
+        """Send a request, and after its end the turns that wait for it."""
+        task = asyncio.current_task()
+        assert task is not None
+        await self._follow(request, body, reply)
+        while (following := self.followers.get(request.id)) is not None:
+            request, reply = after(following, self.now_s()), Reply()
+            body = self.dialect.body(request)
+            self.thinking.add(task)
+            await asyncio.sleep(request.arrival_s - self.now_s())
+            self.thinking.remove(task)
+            self.in_flight[task] = request, reply
+            await self._follow(request, body, reply)
 
     def cut_off(self) -> None:
         """Send nothing more, and cancel what is in flight."""
-        for task in (self.sender, *self.in_flight):
+        for task in (self.sender, *self.in_flight, *self.thinking):
             if task is not None:
                 task.cancel()
 

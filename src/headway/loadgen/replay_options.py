@@ -11,7 +11,7 @@ from math import inf
 import msgspec
 import numpy as np
 
-from headway.core.hints import MAX_OUTPUT_TOKENS, TENANT, length_hints, target_hints
+from headway.core.hints import MAX_OUTPUT_TOKENS, PROGRAM, TENANT, length_hints, target_hints
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
 from headway.http_client import api_url
@@ -178,10 +178,12 @@ class Dialect:
         )
 
     def _hints(self, request: TraceRequest) -> dict[str, object]:
-        """Targets, tenant and the declared output limit; the forced length is no estimate and stays unsaid."""
+        """Targets, tenant, program and the declared output limit; the forced length is no estimate and stays unsaid."""
         hints: dict[str, object] = {**target_hints(request.slo)}
         if request.tenant:
             hints[TENANT] = request.tenant
+        if request.session is not None:
+            hints[PROGRAM] = request.session
         limit = request.max_output_tokens
         if limit is None and self.max_model_len is not None and request.prompt is None:
             limit = self.max_model_len - request.input_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -32,6 +32,7 @@ class Group(StrEnum):
     LATENCY = "Latency of finished requests"
     REQUESTS = "How requests ended"
     MEMORY = "Memory and scheduler"
+    PROGRAMS = "Agent programs"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     swapped_out_blocks: int | None = None
     swapped_in_blocks: int | None = None
+    cached_tokens: int | None = None
     scheduler_us_per_step: float | None = None
 
 
@@ -61,12 +63,16 @@ _goal = partial(Column, Group.GOALS)
 _latency = partial(Column, Group.LATENCY, "s", _LOW)
 _request = partial(Column, Group.REQUESTS, "")
 _memory = partial(Column, Group.MEMORY)
+_program = partial(Column, Group.PROGRAMS)
 
 _ENDED = "requests that ended: finished + shed + expired + failed + cancelled"
 _TBT = "time between tokens = (finished - first token) / (output tokens - 1), one value a request"
 _TURNAROUND = "mean of JCT / (finished - first scheduled); 1 is no waiting"
 _GOODPUT = "share (0-1) of all requests with a target that met all of theirs; refused and lost ones did not"
 _SHED = "requests refused because they could not make their targets"
+_PROGRAMS = "programs (sessions of a tenant) of which every request was answered in full"
+_PROGRAM = "first arrival of a program to the end of its last answer, tools included"
+_HITS = "share (0-1) of the prompt tokens that the prefix cache held"
 _FAILED = "requests lost to an error, or handed off and never seen again"
 
 
@@ -127,6 +133,10 @@ class Summary:
     scheduler_us_per_step: Annotated[
         float | None, _memory("µs/step", _LOW, "scheduler", "mean time to decide one step")
     ]
+    programs: Annotated[int | None, _program("", _HIGH, "programs", _PROGRAMS)] = None
+    mean_program_s: Annotated[float | None, _program("s", _LOW, "program mean", _PROGRAM)] = None
+    p99_program_s: Annotated[float | None, _program("s", _LOW, "program p99", "99th percentile of it")] = None
+    prefix_hit_rate: Annotated[float | None, _program("", _HIGH, "prefix hits", _HITS)] = None
 
     def to_dict(self) -> dict[str, int | float | None]:
         """Key -> value, in the order above."""
@@ -257,7 +267,25 @@ def summarize(records: Sequence[Record], *, run: RunInfo | None = None) -> Summa
         swapped_in_blocks=run.swapped_in_blocks,
         recomputed_tokens=sum(record.recomputed_tokens for record in records),
         scheduler_us_per_step=run.scheduler_us_per_step,
+        **(_programs(records, ended, run) if any(record.program is not None for record in ended) else {}),
     )
+
+
+def _programs(records: Sequence[Record], ended: Sequence[Record], run: RunInfo) -> dict[str, Any]:
+    """What the turns of each program came to together."""
+    turns: defaultdict[tuple[str, str], list[Record]] = defaultdict(list)
+    for record in ended:
+        if record.program is not None:
+            turns[record.tenant, record.program].append(record)
+    whole = [each for each in turns.values() if all(turn.outcome is Outcome.FINISHED for turn in each)]
+    spans_s = [max(map(end_s, each)) - min(turn.arrival_s for turn in each) for each in whole]
+    prompt_tokens = sum(record.prompt_tokens for record in records)
+    return {
+        "programs": len(whole),
+        "mean_program_s": _mean(spans_s),
+        "p99_program_s": _quantile(spans_s, 0.99),
+        "prefix_hit_rate": None if run.cached_tokens is None else run.cached_tokens / max(1, prompt_tokens),
+    }
 
 
 def _counts(records: Sequence[Record], ended: Sequence[Record]) -> dict[str, int]:

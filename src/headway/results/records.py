@@ -26,6 +26,7 @@ TIME_DECIMALS = 6
 KEYS = (
     "id",
     "tenant",
+    "program",
     "arrival_s",
     "first_scheduled_s",
     "first_token_s",
@@ -44,7 +45,7 @@ KEYS = (
 )
 """Keys of a line, in the order written."""
 
-OPTIONAL_KEYS = frozenset({"token_times_s", "error"})
+OPTIONAL_KEYS = frozenset({"program", "token_times_s", "error"})
 """Left out of a line when None; every other key is always there, null where it never happened."""
 
 _SLO_KEYS = tuple(field.name for field in fields(Slo))

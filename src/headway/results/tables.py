@@ -66,6 +66,8 @@ def sheets(comparison: Comparison) -> list[Sheet]:
     """
     tables = []
     for group in Group:
+        if group is Group.PROGRAMS and all(each.programs is None for each in comparison.summaries.values()):
+            continue
         doubtful = group is Group.LATENCY and not comparison.comparable
         note = comparison.note if doubtful else ""
         tables.append(_sheet(group, str(group), note, comparison.summaries, mark_best=not doubtful))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from math import inf
 
 from headway.core.job import Job, JobState
@@ -17,6 +18,7 @@ from headway.sim.instance import Instance
 from headway.sim.kv_pool import BlockKey
 from headway.sim.lengths import LengthSource
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
+from headway.traces.sessions import after, parted
 
 
 def job_of(
@@ -41,6 +43,7 @@ def job_of(
         slo=request.slo,
         priority=request.priority,
         tenant=request.tenant,
+        program=request.session,
         predicted_length=predicted_length,
         prefix_blocks=request.prefix_blocks,
     )
@@ -91,9 +94,10 @@ class _LiveRequest:
 class Cluster:
     """Feeds a trace, one request ahead, to the instance the router names.
 
-    `default_max_output_tokens` is the limit policies see for requests that declare none. Requests are read
-    as they are due, so memory grows with the live ones alone. `lengths` is asked once for each request as it
-    arrives, before it is routed, and told of its end, wherever it ran.
+    `default_max_output_tokens` is the limit policies see for requests that declare none. Requests are read as they are
+    due, so memory grows with the live ones alone. Of a list with sessions that wait for answers, all are read at once;
+    a turn comes its think time after the one before has ended, however that ended. `lengths` is asked once for each
+    request as it arrives, before it is routed, and told of its end, wherever it ran.
 
     A request that its instance gives up unstarted arrives, after all else of that instant, where the router hands it
     to; if nowhere, again where it was, to stay. Its records keep what the client asked for.
@@ -107,7 +111,6 @@ class Cluster:
         default_max_output_tokens: int,
         lengths: LengthSource | None = None,
     ) -> None:
-        self.next_arrival_s = inf
         self.arrived = 0
         self._loop = loop
         self._router = router
@@ -118,6 +121,8 @@ class Cluster:
         self._live: dict[str, _LiveRequest] = {}
         self._moving: list[_LiveRequest] = []
         self._requests: Iterator[TraceRequest] = iter(())
+        self._followers: dict[str, TraceRequest] = {}
+        self._coming_s: list[float] = []
 
     def add(self, instance: Instance) -> None:
         """Put an instance behind the router, under its engine's name."""
@@ -150,13 +155,20 @@ class Cluster:
         return self.next_arrival_s == inf and not self._live
 
     def horizon_s(self, name: str) -> float:
-        """Until when no request can come to an instance: the next arrival, or, while another has requests to hand over,
-        whatever happens next. O(instances).
+        """Until when no request can come to an instance: the next arrival, or, while another has requests to hand over
+        or turns that follow its own, whatever happens next. O(instances).
         """
-        others = (other for other in self._instances.values() if other.engine.name != name)
-        if any(other.engine.ledger.waiting for other in others):
+        others = (other.engine.ledger for other in self._instances.values() if other.engine.name != name)
+        if any(
+            ledger.live if self._followers else self._router.hands_off and ledger.waiting for ledger in others
+        ):
             return min(self.next_arrival_s, self._loop.next_s)
         return self.next_arrival_s
+
+    @property
+    def next_arrival_s(self) -> float:
+        """When the next request comes, as far as is known; inf if none is."""
+        return self._coming_s[0] if self._coming_s else inf
 
     def waiting_elsewhere(self, name: str) -> Sequence[int]:
         """As the router tells an instance."""
@@ -184,6 +196,9 @@ class Cluster:
         self._router.end(live.job)
         if self._lengths is not None:
             self._lengths.ended(live.request, finished=record.outcome is Outcome.FINISHED)
+        following = self._followers.pop(record.id, None)
+        if following is not None:
+            self._await(after(following, self._loop.now_s))
 
     def _give_up(self, live: _LiveRequest) -> None:
         """A request cannot arrive elsewhere before the step that gives it up is planned to its end."""
@@ -206,7 +221,7 @@ class Cluster:
 
         Raises SimulationError if some are left lying with nothing to come.
         """
-        self._requests = iter(requests)
+        self._requests, self._followers = parted(requests)
         self._await_next()
         self._loop.run()
         if self._live:
@@ -215,15 +230,16 @@ class Cluster:
 
     def _await_next(self) -> None:
         request = next(self._requests, None)
-        if request is None:
-            self.next_arrival_s = inf
-            return
-        self.next_arrival_s = request.arrival_s
-        self._loop.at(request.arrival_s, Phase.ARRIVAL, lambda: self._arrive(request))
+        if request is not None:
+            self._await(request, then=self._await_next)
 
-    def _arrive(self, request: TraceRequest) -> None:
-        # The next one first: a same-time arrival must be known before any step is planned.
-        self._await_next()
+    def _await(self, request: TraceRequest, then: Callable[[], None] = lambda: None) -> None:
+        heappush(self._coming_s, request.arrival_s)
+        self._loop.at(request.arrival_s, Phase.ARRIVAL, lambda: self._arrive(request, then))
+
+    def _arrive(self, request: TraceRequest, then: Callable[[], None]) -> None:
+        heappop(self._coming_s)
+        then()  # The next one first: a same-time arrival must be known before any step is planned.
         self.arrived += 1
         job = self._job(request)
         live = self._live[job.id] = _LiveRequest(request, job, self._router.route(job, self._names))

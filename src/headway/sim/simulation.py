@@ -121,6 +121,8 @@ def simulate(
 ) -> SimulatedRun:
     """Serve `requests` (in order of arrival) to their end. The same arguments give the same records.
 
+    Turns with a think time arrive so long after the answer before them.
+
     `on_record` gets each record as its request ends or moves; without it they are in the run. With pools, `policy` has
     a factory for each; a request that an engine hands off arrives at another in the same instant, with what is left of
     its targets, as the router decides. `max_output_tokens` is the limit policies see where a request declares none.
@@ -155,7 +157,7 @@ def simulate(
         if watcher is not None:
             served = watched(served, watcher, name, cost)
         engine = _engine(system, served, name, cluster, ended, check=check)
-        horizon_s = _horizon_s(cluster, system, name) if shortcut else lambda: -inf
+        horizon_s = partial(cluster.horizon_s, name) if shortcut else lambda: -inf
         cluster.add(_instance(engine, system, cost, clock_seed, loop, horizon_s, watch))
 
     if elastic is not None:
@@ -185,11 +187,6 @@ def _engine(
         waiting_elsewhere=None if system.pools is None else partial(cluster.waiting_elsewhere, name),
         check=check,
     )
-
-
-def _horizon_s(cluster: Cluster, system: System, name: str) -> Callable[[], float]:
-    """Until when no request can come to an instance; without pools none takes what another gives up."""
-    return (lambda: cluster.next_arrival_s) if system.pools is None else partial(cluster.horizon_s, name)
 
 
 def _instance(

@@ -14,6 +14,7 @@ from headway.traces.lengths import (
 )
 from headway.traces.reader import read_trace
 from headway.traces.request import TraceRequest, at_once, check_rate, scale_lengths, scale_rate, take
+from headway.traces.sessions import closed_loop
 from headway.traces.spec import load_trace, parse_workload
 from headway.traces.workload import Workload, generate
 from headway.traces.writer import write_trace
@@ -38,6 +39,7 @@ __all__ = [
     "Zipf",
     "at_once",
     "check_rate",
+    "closed_loop",
     "generate",
     "load_trace",
     "parse_workload",

@@ -39,6 +39,7 @@ class More:
     prefix_blocks: tuple[int, ...] = ()
     priority: int = 0
     slo: Slo = NO_TARGETS
+    think_s: float | None = None
     text: str = ""
 
 
@@ -96,6 +97,7 @@ def _headway(cells: Cells) -> More:
         prefix_blocks=identities(cells, "prefix_blocks"),
         priority=optional_whole(cells, "priority") or 0,
         slo=_targets(cells),
+        think_s=optional_number(cells, "think_s"),
     )
 
 
@@ -156,7 +158,7 @@ HEADWAY = Format(
     told_unit="s",
     more=_headway,
     optional=(
-        *("id", "max_output_tokens", "tenant", "prompt", "session", "prefix_blocks", "priority"),
+        *("id", "max_output_tokens", "tenant", "prompt", "session", "think_s", "prefix_blocks", "priority"),
         *("ttft_s", "tbt_s", "deadline_s"),
     ),
     in_order=True,

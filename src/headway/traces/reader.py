@@ -237,6 +237,7 @@ class _Intake:
             more.prefix_blocks,
             more.priority,
             more.slo,
+            more.think_s,
         )
         return _Row(ticks, place, request, more.text, is_named=more.id is not None)
 

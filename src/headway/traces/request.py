@@ -22,7 +22,11 @@ class TraceRequest:
     declares, None where it declares none; a policy may see it, but never `output_tokens`.
     `prefix_blocks` are the identities of the prompt's leading KV blocks (Mooncake's `hash_ids`, one for
     each 512 tokens): two requests share a prefix as far as their blocks agree. A lower `priority` runs
-    earlier. Raises TraceError for a value that no request can have.
+    earlier.
+
+    With a `think_s` the request follows the one before it of its `session`: it comes that long after the answer to
+    that one has ended, whatever its `arrival_s`. The first of a session comes at its `arrival_s` all the same.
+    Raises TraceError for a value that no request can have.
     """
 
     id: str
@@ -36,6 +40,7 @@ class TraceRequest:
     prefix_blocks: tuple[int, ...] = ()
     priority: int = 0
     slo: Slo = NO_TARGETS
+    think_s: float | None = None
 
     def __post_init__(self) -> None:
         _require(isinstance(self.id, str) and self.id != "", "id", self.id, "text that is not empty")
@@ -51,6 +56,8 @@ class TraceRequest:
         # An empty cell means that there is none, so an empty text could not be written and read back.
         _require(self.prompt != "", "prompt", self.prompt, "text, or None")
         _require(self.session != "", "session", self.session, "text, or None")
+        known_pause = self.think_s is None or (_is_number(self.think_s) and 0 <= self.think_s <= LATEST_S)
+        _require(known_pause, "think_s", self.think_s, f"seconds, 0 to {LATEST_S:.3g}, or None")
 
 
 def _is_whole(value: object) -> bool:
@@ -153,5 +160,5 @@ def _shortened(
 
 
 def at_once(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """The requests, all at 0 s and without targets."""
-    return [replace(request, arrival_s=0.0, slo=NO_TARGETS) for request in requests]
+    """The requests, all at 0 s, without targets, none waiting for another."""
+    return [replace(request, arrival_s=0.0, slo=NO_TARGETS, think_s=None) for request in requests]

@@ -34,6 +34,7 @@ OPTIONAL: dict[str, Callable[[TraceRequest], str]] = {
     "tbt_s": lambda request: _seconds(request.slo.tbt_s),
     "deadline_s": lambda request: _seconds(request.slo.deadline_s),
     "session": lambda request: request.session or "",
+    "think_s": lambda request: _seconds(request.think_s),
     "prefix_blocks": lambda request: " ".join(map(str, request.prefix_blocks)),
 }
 

@@ -57,6 +57,7 @@ class Arrivals:
             slo=hints.slo,
             priority=request.priority,
             tenant=hints.tenant,
+            program=hints.program,
             predicted_length=hints.predicted_length,
             may_move=hints.may_move,
             lora_id=request.lora_request.lora_int_id if request.lora_request else 0,

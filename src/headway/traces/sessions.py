@@ -1,0 +1,74 @@
+"""Sessions in a closed loop: a turn comes when the answer before it has ended and its tool has run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from headway.errors import TraceError
+from headway.traces.request import TraceRequest
+
+ASSUMED_TOKEN_S = 0.02
+"""What a token of an answer is taken to have needed where a trace tells no think times."""
+
+
+def closed_loop(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """The requests, whose later turns wait for the answers before them; think times that are told stay.
+
+    Other think times are the recorded gap between a turn's arrival and the one before, less ASSUMED_TOKEN_S for each
+    token of the answer between them, and not below 0. Raises TraceError where no session has a second turn.
+    """
+    last: dict[tuple[str, str], TraceRequest] = {}
+    found = []
+    for request in requests:
+        before = _follow(last, request)
+        if before is not None and request.think_s is None:
+            gap_s = request.arrival_s - before.arrival_s
+            request = replace(request, think_s=max(0.0, gap_s - before.output_tokens * ASSUMED_TOKEN_S))
+        found.append(request)
+    if len(last) == sum(request.session is not None for request in requests):
+        raise TraceError(
+            "no session of the trace has two turns; accepted in a closed loop: sessions of several turns"
+        )
+    return found
+
+
+def parted(requests: Iterable[TraceRequest]) -> tuple[Iterator[TraceRequest], dict[str, TraceRequest]]:
+    """The requests that come at their own time, in order, and by the id of a request the one that waits for its end.
+
+    Of a list all is known at once; what comes one by one may hold no request that waits, and is a TraceError.
+    """
+    if not isinstance(requests, Sequence):
+        return map(_unbound, requests), {}
+    if all(request.think_s is None for request in requests):
+        return iter(requests), {}
+    last: dict[tuple[str, str], TraceRequest] = {}
+    free, waiting = [], {}
+    for request in requests:
+        before = _follow(last, request)
+        if before is None or request.think_s is None:
+            free.append(request)
+        else:
+            waiting[before.id] = request
+    return iter(free), waiting
+
+
+def _follow(last: dict[tuple[str, str], TraceRequest], request: TraceRequest) -> TraceRequest | None:
+    """The turn before a request of its tenant's session, if there is one; the next follows this request."""
+    if request.session is None:
+        return None
+    key = (request.tenant, request.session)
+    before = last.get(key)
+    last[key] = request
+    return before
+
+
+def _unbound(request: TraceRequest) -> TraceRequest:
+    if request.think_s is not None:
+        raise TraceError(f"request {request.id!r} waits for an answer; accepted: such requests in a list")
+    return request
+
+
+def after(request: TraceRequest, ended_s: float) -> TraceRequest:
+    """A request that waited for an answer that ended then, at the time at which it comes."""
+    return replace(request, arrival_s=ended_s + (request.think_s or 0.0))
