@@ -125,7 +125,7 @@ class Recording:
         if request.id not in self.prefixes:
             return request
         session, runs = self.prefixes[request.id]
-        return replace(request, prefix_blocks=_trace_blocks(session, runs, request.input_tokens))
+        return replace(request, prefix_blocks=trace_blocks(session, runs, request.input_tokens))
 
     def window(self, rate_rps: float, window_s: float, seed: int) -> list[TraceRequest]:
         """`window_s` seconds from the seed's place on, time divided so that the mean rate of the whole is `rate_rps`.
@@ -181,7 +181,8 @@ def recorded(name: str, data: Path) -> Recording:
     return _sessions(path) if file == _SESSIONS else _one_clock(path, _TENANT_COLUMNS.get(file))
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
+def rows_of(path: Path) -> Iterator[dict[str, str]]:
+    """The rows of a packed CSV, by column."""
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)
 
@@ -195,7 +196,7 @@ def _one_clock(path: Path, tenant: str | None) -> Recording:
     """A file whose times are of one clock; it begins anew a mean interval after its end."""
     requests = [
         _request(row, str(number), float(row["arrival_s"]), row[tenant] if tenant else "")
-        for number, row in enumerate(_rows(path))
+        for number, row in enumerate(rows_of(path))
         if int(row["output_tokens"])
     ]
     first_s = requests[0].arrival_s
@@ -209,10 +210,10 @@ def _sessions(path: Path) -> Recording:
 
     Arrivals are as recorded: a turn does not wait for the answer to the one before.
     """
-    prefixes = _prefixes(path.with_name(path.name.replace(".csv.gz", "_prefix.jsonl.gz")))
+    prefixes = prefixes_of(path.with_name(path.name.replace(".csv.gz", "_prefix.jsonl.gz")))
     rng, begins_s = Random("where sessions begin"), dict[str, float]()
     requests: list[TraceRequest] = []
-    for row in _rows(path):
+    for row in rows_of(path):
         session = row["session"]
         if session not in begins_s:
             begins_s[session] = rng.uniform(0, _DAY_S)
@@ -230,14 +231,14 @@ def _sessions(path: Path) -> Recording:
     return Recording(requests, _DAY_S, known)
 
 
-def _prefixes(path: Path) -> dict[tuple[str, int], Runs]:
+def prefixes_of(path: Path) -> dict[tuple[str, int], Runs]:
     """(session, place in it) -> runs of block ids."""
     with gzip.open(path, "rt", encoding="utf-8") as file:
         rows = [json.loads(line) for line in file]
     return {(row["s"], row["i"]): [(first, count) for first, count in row["r"]] for row in rows}
 
 
-def _trace_blocks(session: int, runs: Runs, input_tokens: int) -> tuple[int, ...]:
+def trace_blocks(session: int, runs: Runs, input_tokens: int) -> tuple[int, ...]:
     """The prompt's blocks of 512 tokens, each by the last of its 8 recorded ones: an id stands for all before it."""
     ids = [block for first, count in runs for block in range(first, first + count)]
     each = MOONCAKE_BLOCK_TOKENS // _RECORDED_BLOCK_TOKENS

@@ -55,6 +55,39 @@ def test_only_changes_are_noted() -> None:
     ]
 
 
+def test_a_turn_tells_how_long_its_program_was_away() -> None:
+    scene = Scene()
+    scene.come("a", program="p")
+    scene.step({"a": 4}, admitted="a")
+    scene.end("a")  # at 1, with 4 prompt tokens and one of the answer
+    scene.now_s = 3.5
+    scene.come("b", program="p")
+    scene.come("c", program="q")
+    scene.step({"b": 4, "c": 4}, admitted="bc")
+    arrived = {id_: scene.beginning(id_) for id_ in "bc"}
+    assert arrived["b"].endswith("; its program p comes back after 2.5 s, left at 5 tokens")
+    assert "program" not in arrived["c"]
+
+
+def test_a_turn_that_was_cancelled_is_no_answer_to_come_back_from() -> None:
+    scene = Scene()
+    scene.come("a", program="p")
+    scene.step({"a": 4}, admitted="a")
+    scene.end("a", Outcome.CANCELLED)
+    scene.come("b", program="p")
+    scene.step({"b": 4}, admitted="b")
+    assert "program" not in scene.beginning("b")
+
+
+def test_as_many_programs_are_remembered_as_ended_requests() -> None:
+    scene = Scene(kept=1)
+    for id_, program in (("a", "p"), ("b", "q"), ("c", "p")):
+        scene.come(id_, program=program)
+        scene.step({id_: 4}, admitted=id_)
+        assert "comes back" not in scene.beginning(id_)
+        scene.end(id_)
+
+
 def test_a_stretch_begins_with_what_was_in_force() -> None:
     log = ChangeLog()
     log.note(0.0, 0, "seats")

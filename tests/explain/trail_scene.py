@@ -21,9 +21,14 @@ class Scene:
         self.now_s = 0.0
         self.jobs: dict[str, Job] = {}
 
-    def come(self, id_: str, prompt: int = 4, slo: Slo | None = None) -> Job:
+    def come(self, id_: str, prompt: int = 4, slo: Slo | None = None, *, program: str | None = None) -> Job:
         job = Job(
-            id=id_, arrival_s=self.now_s, num_prompt_tokens=prompt, max_output_tokens=99, slo=slo or Slo()
+            id=id_,
+            arrival_s=self.now_s,
+            num_prompt_tokens=prompt,
+            max_output_tokens=99,
+            slo=slo or Slo(),
+            program=program,
         )
         self.jobs[id_] = job
         self.ledger.arrive(job)
@@ -80,6 +85,11 @@ class Scene:
 
     def end(self, id_: str, outcome: Outcome = Outcome.FINISHED) -> None:
         self.trail.finished(self.ledger.end(self.jobs.pop(id_), outcome, self.now_s))
+
+    def beginning(self, id_: str) -> str:
+        track = self.trail.find(id_)
+        assert track is not None
+        return tell(self.trail, track, self.now_s).chapters[0].why
 
     def told(self, id_: str) -> list[tuple[str, float, float]]:
         track = self.trail.find(id_)

@@ -114,11 +114,21 @@ def _beginning(trail: Trail, track: Track) -> Iterator[Chapter]:
             f"{job.num_prompt_tokens:,} prompt tokens{where}: {found.others_waiting:,} "
             f"other{'' if found.others_waiting == 1 else 's'} waiting, "
             f"{found.residents:,} of {found.max_resident:,} seats taken, {found.free_blocks:,} blocks free"
+            f"{_back(track)}"
         )
     yield Chapter(kind=Kind.ARRIVED, start_s=job.arrival_s, end_s=job.arrival_s, why=why)
     if found is not None:
         yield Chapter(kind=Kind.WAITED, start_s=job.arrival_s, end_s=track.entered_s, why=ON_ITS_WAY)
         yield Chapter(kind=Kind.WAITED, start_s=track.entered_s, end_s=found.at_s, why=UNDER_WAY)
+
+
+def _back(track: Track) -> str:
+    """When the program came back, if this is a later turn of one."""
+    if track.before is None:
+        return ""
+    pause_s = track.job.arrival_s - track.before.ended_s
+    tokens = track.before.num_tokens
+    return f"; its program {track.job.program} comes back after {pause_s:,.3g} s, left at {tokens:,} tokens"
 
 
 def _instant(track: Track, mark: Mark) -> Chapter:

@@ -137,19 +137,27 @@ class Surroundings(NamedTuple):
     free_blocks: int
 
 
+class TurnBefore(NamedTuple):
+    """The turn of a program before one that came: when its answer had ended, and tokens of prompt and answer."""
+
+    ended_s: float
+    num_tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class Track:
     """One request's marks and sums. Memory: at most 128 marks and 16 displacements, whatever happens to it.
 
     `entered_s` is when the scheduler got it. `waited_s` is what it has waited until `waits_from_s`, since when it waits
-    again; None while it does not. `restored_blocks` came back from the host; `lost_tokens` had been dropped with its
-    KV when that was last looked at. `record` and the number of steps up to then, `end_step`, are there once it has
-    ended.
+    again; None while it does not. `before` is the turn before of its program. `restored_blocks` came back from the
+    host; `lost_tokens` had been dropped with its KV when that was last looked at. `record` and the number of steps up
+    to then, `end_step`, are there once it has ended.
     """
 
     job: Job
     entered_s: float
     waits_from_s: float | None
+    before: TurnBefore | None = None
     found: Surroundings | None = None
     first: list[Mark] = field(default_factory=list)
     last: deque[Mark] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from itertools import chain, filterfalse
 from typing import NamedTuple
@@ -11,10 +11,18 @@ from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job, JobState, is_decode
 from headway.core.plan import Fate, Reason, StepOutcome
-from headway.core.record import Record
+from headway.core.record import Outcome, Record
 from headway.core.view import StepView
 from headway.explain.story import Kind
-from headway.explain.track import ChangeLog, Displacement, Mark, StepHistory, Surroundings, Track
+from headway.explain.track import (
+    ChangeLog,
+    Displacement,
+    Mark,
+    StepHistory,
+    Surroundings,
+    Track,
+    TurnBefore,
+)
 
 MOST_NAMED = 3
 """Ids that a preemption names; more ran in such a step than a reader wants."""
@@ -197,6 +205,7 @@ class Trail:
         self._in_prefill: dict[Job, Track] = {}
         self._paused: dict[Job, str] = {}
         self._passed_over: dict[Job, str] = {}
+        self._programs: OrderedDict[tuple[str, str], TurnBefore] = OrderedDict()
 
     # ---- what it is told -----------------------------------------------------------------------------
 
@@ -205,6 +214,8 @@ class Trail:
         if job.id in self.live:
             return
         track = self.live[job.id] = Track(job, now_s, job.arrival_s)
+        if job.program is not None:
+            track.before = self._programs.get((job.tenant, job.program))
         self._fresh.append(track)
 
     def stepped(self, view: StepView, outcome: StepOutcome) -> None:
@@ -248,6 +259,17 @@ class Trail:
         self._passed_over.pop(track.job, None)
         self.num_ended += 1
         self.ended.append(track)
+        if record.program is not None and record.outcome is Outcome.FINISHED:
+            self._note_turn(
+                (record.tenant, record.program), TurnBefore(record.finished_s, track.job.num_tokens)
+            )
+
+    def _note_turn(self, program: tuple[str, str], turn: TurnBefore) -> None:
+        """A program's answer has ended; of programs, as many are known as of requests that have ended."""
+        self._programs.pop(program, None)
+        self._programs[program] = turn
+        if len(self._programs) > (self.ended.maxlen or 0):
+            self._programs.popitem(last=False)
 
     def find(self, id_: str) -> Track | None:
         """The track of a request, live or among the last that ended, the newest of that id. O(kept)."""

@@ -1,0 +1,151 @@
+"""Agent programs in a closed loop: `python bench/gain/agents.py --json [--data FOLDER]`.
+
+Recorded coding-agent sessions, simulated on an H100 with Llama-3.1-8B: a turn comes when the answer before it has ended
+and its tool has run for as long as recorded. A program is what a session asks between two pauses of over two minutes,
+4 to 24 turns that fit the model. Those of a seed hold three times as many tokens as KV memory does, and begin within
+two minutes. Compared: `vllm` and `headway`, alone and with a store of 200 GiB for KV on the host. Per contender: mean and
+p99 of a program's completion, the share of prompt tokens that were found, and `gain`, the first's mean over its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from random import Random
+from statistics import fmean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
+
+from bench.command import all_done, command_line, jobs_option, stream_options
+from bench.gain.regret_workloads import DATA, MACHINES, MAIN_AGENT, prefixes_of, rows_of, trace_blocks
+from headway.lab.engine_sizes import EngineSizes, engine_limits
+from headway.lab.simulation import run_info, simulate_policy
+from headway.results import Summary, summarize
+from headway.sim.limits import KvTier
+from headway.sim.simulation import System
+from headway.traces import TraceRequest
+
+MACHINE = MACHINES["h100-llama-8b"]
+POLICIES, HOST_GIB = ("vllm", "headway"), (0.0, 200.0)
+LONGEST_PAUSE_S = 120.0
+LEAST_TURNS, MOST_TURNS = 4, 24
+SEEDS = 3
+SHARE_HELD = 1 / 3
+BEGIN_S = 120.0
+"""Programs begin within so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRun:
+    """One draw of programs under one policy, with so much host memory for KV beside the device."""
+
+    policy: str
+    host_gib: float
+    seed: int
+
+    @property
+    def contender(self) -> str:
+        """What it is of."""
+        return f"{self.policy}, {self.host_gib:g} GiB on the host" if self.host_gib else self.policy
+
+
+def system() -> System:
+    """The engine; KV blocks of 64 tokens, for a simulation of long prompts in little time."""
+    costs = MACHINE.system().calibration
+    limits = engine_limits(EngineSizes(block_size=64), MACHINE.hardware, costs)
+    return System(limits=limits, calibration=costs)
+
+
+def programs(data: Path) -> list[list[TraceRequest]]:
+    """All programs of the recording, each its turns with their think times."""
+    path = data / "agentic_claude_code.csv.gz"
+    prefixes = prefixes_of(path.with_name("agentic_claude_code_prefix.jsonl.gz"))
+    numbers: dict[str, int] = {}
+    found, begun = [], list[TraceRequest]()
+    for row in rows_of(path):
+        if row["agent"] != MAIN_AGENT or not int(row["output_tokens"]):
+            continue
+        session, think_s = row["session"], float(row["think_s"] or 0.0)
+        tokens = int(row["input_tokens"]), int(row["output_tokens"])
+        if begun and (begun[0].session != session or think_s > LONGEST_PAUSE_S or len(begun) == MOST_TURNS):
+            found.append(begun)
+            begun = []
+        runs = prefixes[session, int(row["seq"])]
+        blocks = trace_blocks(numbers.setdefault(session, len(numbers)), runs, tokens[0])
+        if sum(tokens) <= MACHINE.longest_tokens:
+            begun.append(
+                TraceRequest(row["seq"], 0.0, *tokens, session=session, think_s=think_s, prefix_blocks=blocks)
+            )
+    return [turns for turns in [*found, begun] if len(turns) >= LEAST_TURNS]
+
+
+def drawn(known: Sequence[Sequence[TraceRequest]], kv_tokens: int, seed: int) -> list[TraceRequest]:
+    """Programs of those known that together hold as many tokens as three times the KV memory, begun at random."""
+    rng = Random(seed)
+    left, chosen = kv_tokens / SHARE_HELD, list[int]()
+    for number in rng.sample(range(len(known)), len(known)):
+        left -= known[number][-1].input_tokens
+        if left < 0:
+            break
+        chosen.append(number)
+    requests = []
+    for number in chosen:
+        begin_s = rng.uniform(0, BEGIN_S)
+        requests += [
+            replace(turn, id=f"{number}-{place}", session=f"{number}", arrival_s=begin_s + place)
+            for place, turn in enumerate(known[number])
+        ]
+    return sorted(requests, key=lambda request: request.arrival_s)
+
+
+def measured(run: AgentRun, data: Path) -> Summary:
+    """What a run came to."""
+    whole = system()
+    requests = drawn(programs(data), whole.limits.num_blocks * whole.limits.block_size, run.seed)
+    served = replace(whole, kv_tier=KvTier(gib=run.host_gib) if run.host_gib else None)
+    result = simulate_policy(requests, run.policy, served, max_output_tokens=MACHINE.longest_tokens)
+    return summarize(result.records, run=run_info(result))
+
+
+def cell(found: Sequence[Summary], stock: Sequence[Summary]) -> dict[str, Any]:
+    """One contender's figures over the seeds; `stock` are those that it is compared with."""
+    mean_s = fmean(each.mean_program_s or 0.0 for each in found)
+    return {
+        "programs": sum(each.programs or 0 for each in found),
+        "mean_program_s": mean_s,
+        "p99_program_s": fmean(each.p99_program_s or 0.0 for each in found),
+        "prefix_hit_rate": fmean(each.prefix_hit_rate or 0.0 for each in found),
+        "by_seed": [each.mean_program_s for each in found],
+        "gain": fmean(each.mean_program_s or 0.0 for each in stock) / mean_s,
+    }
+
+
+def main() -> None:
+    """Print one JSON object."""
+    parser = command_line(__doc__)
+    stream_options(parser, seeds=SEEDS)
+    parser.add_argument("--data", type=Path, default=DATA, help="recorded traces")
+    jobs_option(parser)
+    arguments = parser.parse_args()
+    todo = [
+        AgentRun(policy, host_gib, seed)
+        for seed, policy, host_gib in product(range(arguments.seeds), POLICIES, HOST_GIB)
+    ]
+    found = all_done(partial(measured, data=arguments.data), todo, arguments.jobs)
+    of: dict[str, list[Summary]] = {}
+    for run in todo:
+        of.setdefault(run.contender, []).append(found[run])
+    stock = next(iter(of.values()))
+    cells = {contender: cell(each, stock) for contender, each in of.items()}
+    told = {"measured_on": "simulated", "hardware": MACHINE.hardware, "model": MACHINE.model}
+    print(json.dumps({**told, "cells": cells}))
+
+
+if __name__ == "__main__":
+    main()
