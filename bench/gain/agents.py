@@ -3,8 +3,9 @@
 Recorded coding-agent sessions, simulated on an H100 with Llama-3.1-8B: a turn comes when the answer before it has ended
 and its tool has run for as long as recorded. A program is what a session asks between two pauses of over two minutes,
 4 to 24 turns that fit the model. Those of a seed hold three times as many tokens as KV memory does, and begin within
-two minutes. Compared: `vllm` and `headway`, alone and with a store of 200 GiB for KV on the host. Per contender: mean and
-p99 of a program's completion, the share of prompt tokens that were found, and `gain`, the first's mean over its own.
+two minutes. Compared: `vllm` and `headway`, alone and with a store of 200 GiB for KV on the host. Per contender: mean
+and p99 of a program's completion, the share of prompt tokens that were found, and `gain`, the first's mean over its
+own.
 """
 
 from __future__ import annotations

@@ -282,8 +282,8 @@ def _programs(records: Sequence[Record], ended: Sequence[Record], run: RunInfo) 
     prompt_tokens = sum(record.prompt_tokens for record in records)
     return {
         "programs": len(whole),
-        "mean_program_s": _mean(spans_s),
-        "p99_program_s": _quantile(spans_s, 0.99),
+        "mean_program_s": mean_of_known(spans_s),
+        "p99_program_s": quantile(spans_s, 0.99) if spans_s else None,
         "prefix_hit_rate": None if run.cached_tokens is None else run.cached_tokens / max(1, prompt_tokens),
     }
 
