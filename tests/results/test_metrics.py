@@ -104,7 +104,8 @@ def test_a_program_lasts_from_its_first_arrival_to_its_last_answer() -> None:
         make("f", arrival_s=0.0, finished_s=50.0, prompt_tokens=30),
     ]
     summary = summarize(turns, run=RunInfo(cached_tokens=40))
-    assert (summary.programs, summary.mean_program_s, summary.p99_program_s) == (2, 5.0, pytest.approx(7.94))
+    assert (summary.programs, summary.mean_program_s) == (2, 5.0)
+    assert summary.p99_program_s == pytest.approx(7.94)
     assert summary.prefix_hit_rate == 40 / sum(turn.prompt_tokens for turn in turns)
 
 

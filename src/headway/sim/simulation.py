@@ -121,11 +121,10 @@ def simulate(
 ) -> SimulatedRun:
     """Serve `requests` (in order of arrival) to their end. The same arguments give the same records.
 
-    Turns with a think time arrive so long after the answer before them.
-
-    `on_record` gets each record as its request ends or moves; without it they are in the run. With pools, `policy` has
-    a factory for each; a request that an engine hands off arrives at another in the same instant, with what is left of
-    its targets, as the router decides. `max_output_tokens` is the limit policies see where a request declares none.
+    Turns with a think time arrive so long after the answer before them. `on_record` gets each record as its request
+    ends or moves; else they are in the run. With pools, `policy` has a factory for each; a request that an engine hands
+    off arrives at another in the same instant, with what is left of its targets, as the router decides.
+    `max_output_tokens` is the limit policies see where a request declares none.
 
     The clock is the calibration's law with its residuals drawn by `seed`. The policies' cost model starts from nothing
     (of the loads of a KV tier, from the host's link) and learns from finished steps and copies alone. `lengths`
