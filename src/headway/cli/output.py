@@ -242,3 +242,20 @@ def base_url(address: tuple[str, int], *, tls: bool = False) -> str:
     host, port = address
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def three_lines(model: str, policy: str, look: str) -> str:
+    """How every server introduces itself: the model and its engine, what decides, where to look."""
+    named = {"model": model, "policy": policy, "look": look}
+    return "\n".join(f"headway: {name:6} {says}" for name, says in named.items())
+
+
+def engine_here(chosen: Sequence[str]) -> str:
+    """The engine that servers launched here have, and the flags that were chosen for it, for people."""
+    from headway.engine.machine import is_cpu_build, processors, vllm_version
+    from headway.engine.servers.instances_command import usable_gpus
+
+    gpus = None if is_cpu_build() else usable_gpus()
+    devices = processors() if is_cpu_build() else "its GPUs" if gpus is None else f"GPU {', '.join(gpus)}"
+    flags = f"; chosen here: {', '.join(chosen)}" if chosen else ""
+    return f"vLLM {vllm_version()} on {devices}{flags}"

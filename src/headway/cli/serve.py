@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headway.cli.options import Given, OptionGroup, flag_name, host_memory
-from headway.cli.output import base_url, check_engine_files, targets
+from headway.cli.output import base_url, check_engine_files, engine_here, targets, three_lines
 from headway.cli.serve_layout import GatewayFlags
 from headway.engine.host_kv import HostKv
 from headway.engine.settings import EngineSettings
@@ -217,23 +217,6 @@ def introduction(model: str, url: str, command: ServerCommand) -> str:
         "; ".join([policy, *more]),
         f"{look}; with --instances 1 also a dashboard",
     )
-
-
-def three_lines(model: str, policy: str, look: str) -> str:
-    """How every server introduces itself: the model and its engine, what decides, where to look."""
-    named = {"model": model, "policy": policy, "look": look}
-    return "\n".join(f"headway: {name:6} {says}" for name, says in named.items())
-
-
-def engine_here(chosen: Sequence[str]) -> str:
-    """The engine that servers launched here have, and the flags that were chosen for it, for people."""
-    from headway.engine.machine import is_cpu_build, processors, vllm_version
-    from headway.engine.servers.instances_command import usable_gpus
-
-    gpus = None if is_cpu_build() else usable_gpus()
-    devices = processors() if is_cpu_build() else "its GPUs" if gpus is None else f"GPU {', '.join(gpus)}"
-    flags = f"; chosen here: {', '.join(chosen)}" if chosen else ""
-    return f"vLLM {vllm_version()} on {devices}{flags}"
 
 
 def _parts(settings: EngineSettings) -> str:

@@ -12,8 +12,7 @@ from math import inf
 import msgspec
 
 from headway.cli.batch_flags import CentralFlags
-from headway.cli.output import base_url, check_engine_files, targets
-from headway.cli.serve import engine_here, three_lines
+from headway.cli.output import base_url, check_engine_files, engine_here, targets, three_lines
 from headway.cli.serve_layout import POLICY, GatewayFlags, Place, SiteLayout, read_layout
 from headway.cli.shadow import LEAST_WINDOW_S
 from headway.engine.servers.instances_command import (
