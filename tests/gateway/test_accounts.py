@@ -7,14 +7,13 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import NO_TARGETS, Slo
-from headway.gateway.book.accounts import KEPT_REFUSALS, Accounts, BatchLine, Entry, Refusal
+from headway.gateway.book.accounts import KEPT_REFUSALS, Accounts, BatchLine, Entry, Refusal, recent_rank
 from headway.gateway.book.classes import (
     MAX_CLASSES,
     MAX_CLASSES_OF_A_TENANT,
     OTHER,
     ClassKey,
     RequestCounts,
-    recent_rank,
     slo_label,
 )
 from headway.results import met_targets

@@ -126,12 +126,11 @@ def simulate(
     off arrives at another in the same instant, with what is left of its targets, as the router decides.
     `max_output_tokens` is the limit policies see where a request declares none.
 
-    The clock is the calibration's law with its residuals drawn by `seed`. The policies' cost model starts from nothing
-    (of the loads of a KV tier, from the host's link) and learns from finished steps and copies alone. `lengths`
-    predicts answers as their requests arrive; instances come and go as `elastic` decides, if there is one. `shortcut`
-    steps over stretches in which nothing changes, with the same records; a `watch` or `watcher` of every step switches
-    it off. `check` asserts the invariants at every step. Raises SimulationError if a policy leaves work lying,
-    TraceError for a request longer than its limit, ConfigError for a pool without a policy.
+    The clock is the calibration's law with residuals drawn by `seed`. The policies' cost model starts from nothing (a
+    KV tier's loads: from the host's link) and learns from finished steps and copies. `lengths` predicts answers;
+    instances come and go as `elastic` decides. `shortcut` steps over stretches in which nothing changes, with the same
+    records; a `watch` or `watcher` switches it off. `check` asserts the invariants at each step. Raises SimulationError
+    if a policy leaves work lying, TraceError for too long a request, ConfigError for a pool without a policy.
     """
     loop = EventLoop()
     cluster = Cluster(
@@ -139,8 +138,7 @@ def simulate(
     )
     records: list[Record] = []
     keep = records.append if on_record is None else on_record
-    if watcher is not None:
-        watch = watcher.stepped
+    watch = watch if watcher is None else watcher.stepped
 
     def ended(record: Record) -> None:
         cluster.ended(record)
@@ -161,7 +159,7 @@ def simulate(
 
     if elastic is not None:
         elastic.begin(loop, cluster, put)
-    for number, name in enumerate(() if elastic is not None else system.names):
+    for number, name in enumerate(system.names if elastic is None else ()):
         put(name, seed * len(system.names) + number)
     cluster.run(requests)
     return SimulatedRun(loop.now_s, cluster.totals, records)
