@@ -190,7 +190,7 @@ def test_the_tutorial_works_word_by_word(tmp_path: Path) -> None:
             done = run(command.replace("8000", str(port)), tmp_path)
             assert done.returncode == 0, done.stderr
             assert "error" not in done.stdout, done.stdout
-        assert "request first: " in done.stdout
+        assert "request cmpl-first" in done.stdout
         with urlopen(f"http://127.0.0.1:{port}/", timeout=10) as page:
             assert page.url.endswith("/dashboard")
     assert (tmp_path / "records.jsonl").read_text().count("\n") == 200
