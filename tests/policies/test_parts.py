@@ -80,7 +80,7 @@ def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
         (
             "order",
             "fifo",
-            "unknown order 'fifo'; accepted: arrival, deadline-aware, edf, governed, hrrn, ",
+            "unknown order 'fifo'; accepted: arrival, boost, deadline-aware, edf, governed, hrrn, ",
         ),
         (
             "batching",
@@ -139,7 +139,7 @@ def test_another_package_brings_a_part(install: Install) -> None:
     assert type(part).__module__ == MODULE
     assert (part.settings, part.cost) == ((0.25, "y", True, 7), cost)
     assert build_part("order", "guest", None).settings == (0.5, "x", False, None)
-    with pytest.raises(ConfigError, match="accepted: arrival, deadline-aware, edf, governed, guest, "):
+    with pytest.raises(ConfigError, match="accepted: arrival, boost, deadline-aware, edf, governed, guest, "):
         build_part("order", "nobody", None)
 
 
