@@ -105,6 +105,13 @@ def test_without_targets_a_fleet_may_be_a_quarter_slower() -> None:
     assert not Served(None, None).as_good_as(best), "nothing finished"
 
 
+def test_where_all_fleets_are_late_the_faster_one_is_better() -> None:
+    best = Served(0.0, 4.0)
+    assert not Served(0.0, 8.0).as_good_as(best)
+    assert Served(0.0, 4.9).as_good_as(best)
+    assert Served(0.6, 8.0).as_good_as(Served(0.6, 4.0)), "most are in time, and none gains"
+
+
 def needs(count: int, doubt: str | None = None) -> Advice:
     return Advice(needed=count, low=1, high=4, doubt=doubt)
 

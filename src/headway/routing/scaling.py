@@ -15,6 +15,8 @@ from headway.errors import ConfigError
 
 TOLERANCE = 0.01
 """Goodput that a fleet may lose beside the largest one."""
+HOPELESS = 0.5
+"""Where even the largest fleet has less goodput, requests are late in all fleets: then times tell them apart."""
 SLOWER = 0.25
 """Where no request has targets: how much longer than in the largest fleet requests may take in the mean."""
 DEFAULT_WINDOW_S = 120.0
@@ -52,8 +54,8 @@ class Served:
     mean_jct_s: float | None
 
     def as_good_as(self, best: Served) -> bool:
-        """Whether it loses no more than TOLERANCE; without targets, takes no more than SLOWER longer."""
-        if self.goodput is not None and best.goodput is not None:
+        """Whether it loses no more than TOLERANCE; without targets that can be met, is no more than SLOWER slower."""
+        if self.goodput is not None and best.goodput is not None and best.goodput >= HOPELESS:
             return self.goodput >= best.goodput - TOLERANCE
         if self.mean_jct_s is None or best.mean_jct_s is None:
             return best.mean_jct_s is None
