@@ -161,10 +161,10 @@ def test_instances_here_ask_for_a_key_that_the_gateway_alone_has(
 def test_instances_that_are_kept_keep_their_key(model: str, tmp_path: Path) -> None:
     own, kept = tmp_path / "keys", tmp_path / "kept"
     own.write_text("secret\n")
-    found = {site(model, instances=1, api_keys=own, keep_instances=kept).upstream_key for _ in range(2)}
+    found = {site(model, instances="1", api_keys=own, keep_instances=kept).upstream_key for _ in range(2)}
     assert len(found) == 1
     assert None not in found
-    text = introduction(site(model, instances=1, keep_instances=kept), "demo")
+    text = introduction(site(model, instances="1", keep_instances=kept), "demo")
     assert f"Instances go on when the gateway ends; their logs are in {kept}." in text
 
 
