@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.test_serve_demo import Serving
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.engine, pytest.mark.long, pytest.mark.timeout(900)]
 
 CLIENTS, TOKENS = 8, 60
 
