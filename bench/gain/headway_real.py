@@ -13,7 +13,7 @@ Stock is vLLM's own scheduler on an engine with nothing of Headway in it: chunke
 asynchronous scheduling as vLLM decides. It is swept over `max_num_seqs` first, alone, at load 1, and each metric is
 compared with its best value of that sweep. `priority` is vLLM's own `--scheduling-policy priority`, as a user would set
 it: the interactive clients have the better priority. `--policy` (default headway) runs a batch as wide as stock's best,
-with lengths predicted by `hash`, taught with the half of the packaged tasks that no stream has. With --host-gib it has
+with lengths from `learned`, taught with the half of the packaged tasks that no stream has. With --host-gib it has
 so much host memory to swap to, and vLLM a KV connector to serve in every step. All that is compared at a load and seed
 serves side by side, each on an engine and by a clock of its own, in turns of a tenth of a second, so that a machine's
 drift hits all alike; `stock again` is stock once more: `noise` is how far it is from itself. Stock never sees targets,

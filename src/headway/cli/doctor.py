@@ -178,7 +178,9 @@ def feature_findings(inspected: Inspected) -> Iterator[Finding]:
 
     working = [feature for feature in inspected.features if feature.works]
     total = len(inspected.features)
-    yield Finding(OK, "features", f"{len(working)} of {total} of Headway's additions find the vLLM they need")
+    yield Finding(
+        OK, "features", f"{len(working)} of {total} of Headway's additions to vLLM work with this version"
+    )
     newest = list(compatibility())[-1]
     for feature in inspected.features:
         if not feature.works:

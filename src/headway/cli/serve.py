@@ -47,7 +47,7 @@ Several instances behind one address (the page is at /dashboard):
 
   headway serve --join lp=http://10.0.0.2:8000 --join hp=http://10.0.0.3:8000
 
-  headway serve ./model --policy headway --pools prefill=1,decode=1 -- --kv-transfer-config \
+  headway serve ./model --policy headway --pools prefill=1,decode=1 -- --kv-transfer-config \\
     '{"kv_connector": "NixlConnector"}'
 
 `headway policies` lists the policies and their parts. `--policy vllm` is stock vLLM's order.

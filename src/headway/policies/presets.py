@@ -136,9 +136,9 @@ Tail = Annotated[
 DecodeShare = Annotated[
     float | str | None,
     Setting(
-        "Part of the time in which prompts are computed that decodes get (`headway`; batching `paced`). Default: "
-        "auto, steps as long as is worth it.",
-        "auto|0.6",
+        "Share of the time that decodes get while prompts are computed (`headway`; batching `paced`). Default: "
+        "auto, the step length with the least delay.",
+        "auto|0..1",
     ),
 ]
 _DIALS = {"tail": "order", "decode_share": "batching"}
