@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -207,6 +208,30 @@ async def test_a_shadow_asks_those_it_is_told_of_and_keeps_what_others_told(told
         assert len(gone.ended) == 250
         shadowing._ask_those([told_url, DOWN])
         assert not shadowing._feeds[told_url].ended, "it may be another server by now"
+
+
+async def test_a_server_that_is_let_go_as_it_is_asked_does_not_end_the_shadow(told_url: str) -> None:
+    shadowing = _Shadowing([told_url], ["edf"], 300.0, None, True, None)
+    async with open_session(None) as session:
+        asking = asyncio.create_task(shadowing._ask_all(session))
+        await asyncio.sleep(0)  # its questions are about to be asked
+        shadowing._ask_those([DOWN])
+        await asking
+    assert list(shadowing._feeds) == [DOWN]
+
+
+def test_what_servers_told_that_are_gone_is_kept_no_longer_than_it_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("time.monotonic", lambda: now_s)
+    shadowing = _Shadowing([], ["edf"], 300.0, None, True, None)
+    for number in range(5):
+        shadowing._ask_those([f"http://10.0.0.{number}:8000"])
+        for feed in shadowing._feeds.values():
+            feed.heard_s = now_s
+        now_s += 500.0
+    assert len(shadowing._gone) == 1
 
 
 def test_where_no_server_answers_there_is_no_report(

@@ -17,9 +17,18 @@ from typing import Any
 
 import pytest
 
-from headway.engine.servers.kept_instances import InstancesFolder, process_start
+from headway.cli.serve_gateway import members
+from headway.cli.serve_layout import read_layout
+from headway.cli.serve_site import Site
+from headway.engine.servers.instances_command import Binding, InstancesPlan, LocalInstances
+from headway.engine.servers.kept_instances import InstancesFolder, KeptInstance, process_start
+from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError, UpstreamError
 from headway.gateway.fleet.adapters import Adapters
+from headway.gateway.fleet.member import Condition
+from headway.gateway.fleet.supervisor import FleetOptions
+from headway.gateway.http.options import GatewayOptions
+from headway.json_file import write_json
 from tests.cli.test_serve_gateway import Running, is_alive, wait_for
 
 pytestmark = pytest.mark.engine
@@ -259,3 +268,20 @@ def test_a_server_whose_gateway_ends_before_it_is_noted_ends() -> None:
     unnoted = subprocess.run(words, input=b"", capture_output=True)
     assert unnoted.returncode == 1
     assert b"ended before it had noted it" in unnoted.stderr
+
+
+def test_instances_that_run_serve_on_although_fewer_begin(kept: Path) -> None:
+    # A gateway of 1..3 had started a second one: its next life finds two, of which no one would end the second.
+    folder = InstancesFolder(kept)
+    running = KeptInstance(os.getpid(), process_start(os.getpid()), 8001, "", 0)
+    write_json(kept / "instances.json", {"instances": {"1": running}})
+    plan = InstancesPlan("m", {"": EngineSettings()})
+    site = Site(
+        read_layout(instances="1..3"),
+        ("127.0.0.1", 8000),
+        GatewayOptions(),
+        FleetOptions(keeps_instances=True),
+        local=LocalInstances(plan, Binding(), 8001, folder=folder),
+    )
+    found = {member.name: member.condition for member in members(site)}
+    assert found == {"0": Condition.STARTING, "1": Condition.STARTING, "2": Condition.PARKED}

@@ -75,6 +75,14 @@ async def test_a_gateway_shows_what_its_dashboard_shows(state: bytes) -> None:
     assert "finished late" in text
 
 
+async def test_instances_that_are_not_needed_are_none_that_lack(state: bytes) -> None:
+    told = msgspec.json.decode(state)
+    told["instances"][1]["condition"] = Condition.PARKED
+    with serving({"/dashboard/state": msgspec.json.encode(told)}) as url:
+        async with open_session() as session:
+            assert "1/1 ready" in (await Gateway(session, url).look()).line
+
+
 def test_without_a_terminal_one_look_is_one_line(headway: Headway, state: bytes) -> None:
     with serving({"/dashboard/state": state}) as url:
         ended = headway("top", "--url", f"{url}/v1", "--once")

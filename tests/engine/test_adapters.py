@@ -25,7 +25,7 @@ from headway.engine.model_free import (
     make_scheduler,
     to_request,
 )
-from headway.engine.step.adapters import PATIENCE_S, AdapterSlots
+from headway.engine.step.adapters import MOST_KNOWN, PATIENCE_S, AdapterSlots
 from tests.strategies import FEW, make_job
 
 STEP_S, SLOTS, ADAPTERS, LONGEST = 0.05, 2, 8, 40
@@ -156,3 +156,11 @@ def test_the_adapter_that_ran_for_longest_gives_way(now_s: float, closed: bool, 
         assert [job.lora_id for job in slots.turns(plan, waiting)] == [3, 2, 0]
         gone = StepPlan(admit=[two], leave={waiting[0]: Departure.SHED})
         assert slots.turns(gone, waiting) == [two]
+
+
+def test_of_adapters_that_are_loaded_anew_again_and_again_the_last_are_known() -> None:
+    slots = AdapterSlots(1)
+    for number in range(2 * MOST_KNOWN):
+        slots.look([make_job(f"r{number}", lora_id=number + 1, state=JobState.RESIDENT)], [], float(number))
+    assert len(slots._last_s) <= MOST_KNOWN
+    assert max(slots._last_s) == 2 * MOST_KNOWN

@@ -56,7 +56,7 @@ def test_an_instance_comes_when_requests_are_late_and_goes_when_they_are_few(tmp
         return found
 
     try:
-        serving.wait_for(lambda: "1 of 1 instances ready" in serving.log.read_text())
+        serving.wait_for(lambda: "0 is ready" in serving.log.read_text())
         assert (scale()["current"], scale()["reason"]) == (1, "unknown")
         load = Load(serving.url)
         try:

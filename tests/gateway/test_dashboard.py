@@ -145,6 +145,8 @@ async def test_what_engines_say_of_their_kv_is_shown_while_the_page_is_looked_at
     assert await shown() == [(0.5, 0.9), (None, None)]  # nothing was looked up since
     answers["http://lp"] = answers["http://lp"].replace(b"200.0", b"10.0").replace(b"130.0", b"1.0")
     assert await shown() == [(0.5, 0.1), (None, None)]  # started again
+    answers["http://hp"] = b"vllm:kv_cache_usage_perc much\n"
+    assert await shown() == [(0.5, 0.1), (None, None)]
 
 
 async def test_engines_are_asked_nothing_once_the_page_is_closed(

@@ -110,6 +110,14 @@ async def test_everything_is_shown_and_nothing_of_a_client_becomes_markup(scene:
         assert tab.complaints == []
 
 
+async def test_instances_that_are_not_needed_are_none_that_lack(scene: Scene, tab: Tab) -> None:
+    scene.fleet.member("hp-0").condition = Condition.PARKED
+    async with serving(app_of(scene)) as url:
+        await tab.open(f"{url}/dashboard")
+        await tab.until("document.querySelectorAll('#instances tr').length === 2")
+        assert await tab.text("#verdict") == "Ready, and many requests are late"
+
+
 async def test_it_follows_what_happens_and_keeps_still_while_paused(scene: Scene, tab: Tab) -> None:
     async with serving(app_of(scene)) as url:
         await tab.open(f"{url}/dashboard")

@@ -123,3 +123,14 @@ async def test_a_parked_instance_is_as_good_as_none(tmp_path: Path) -> None:
         # All that was asked for is there.
         await fleet.until_settled()
         assert [fleet.has(name) for name in ("0", "1", "2")] == [True, False, False]
+
+
+async def test_advice_about_a_long_window_is_heeded_until_the_next(tmp_path: Path) -> None:
+    # The next report of an hour comes ten minutes later.
+    one, two = members_of(tmp_path)
+    now: list[float] = [0.0]
+    async with running(one, two) as fleet:
+        scaling = FleetScaling(fleet, Scaler(Bounds(1, 2), window_s=3600.0), clock=lambda: now[0])
+        scaling.advised(needs(2))
+        now[0] = 660.0
+        assert (scaling.recommendation.instances, scaling.recommendation.reason) == (2, Reason.MORE)

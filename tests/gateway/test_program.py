@@ -50,6 +50,8 @@ BY_BODY = [
     ({"metadata": {"user_id": json.dumps({"device_id": "d", "session_id": UUID})}}, UUID),
     ({"metadata": {"user_id": "somebody"}}, ""),
     ({"metadata": {"user_id": "{"}}, ""),
+    ({"metadata": {"user_id": '{"a":' * 10_000}}, ""),
+    ({"vllm_xargs": {"agentic_context": "[" * 10_000}}, ""),
     ({}, ""),
 ]
 

@@ -15,8 +15,10 @@ from aiohttp import web
 
 from headway.core.slo import Slo
 from headway.gateway.book.classes import RequestCounts
+from headway.gateway.fleet.member import Condition, Member
+from headway.gateway.fleet.supervisor import Supervisor
 from tests.gateway import test_kept_connections
-from tests.gateway.fleets import until
+from tests.gateway.fleets import QUICK, until
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, ask, gateway
 from tests.gateway.upstream import Turn, Upstream, answer_ids, prompt_ids, text_of, upstream
 
@@ -545,6 +547,17 @@ async def test_who_may_be_what_breaks_instances_does_not_break_them_all(
         front = await stack.enter_async_context(gateway(*servers))
         assert (await front.post(PROMPT)).status == status
         assert sum(bool(server.turns) for server in servers) == asked
+
+
+async def test_instances_that_are_parked_are_none_that_it_may_break() -> None:
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(upstream(name, act=abort)) for name in "abc"]
+        front = await stack.enter_async_context(gateway(*servers))
+        for name in ("d", "e"):
+            parked = Member(name, url="http://127.0.0.1:1", condition=Condition.PARKED)
+            front.fleet._supervisors[name] = Supervisor(parked, QUICK, lambda: 0.0, front.fleet.adapters)
+        assert (await front.post(PROMPT)).status == 502
+        assert sum(bool(server.turns) for server in servers) == 2
 
 
 async def test_an_instance_that_answers_garbage_gets_a_pause() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headway.core.record import Record
+from headway.errors import SimulationError
 from headway.gateway.book.shadow_board import ShadowState
 from headway.lab.shadow import shadow_report
 from headway.lab.shadow_feed import Feed, Told
@@ -83,6 +84,19 @@ def test_in_doubt_one_more_where_targets_are_missed_and_none_fewer() -> None:
     assert (found.needed, found.doubt) == (3, "far off")
 
 
+def test_a_replay_that_fails_is_a_doubt_and_not_the_end_of_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise SimulationError("1 requests were never served")
+
+    feed = fed(*served("vllm"), heard_s=1000.0)
+    report = shadow_report([feed], [], WINDOW_S)
+    report.cannot_judge = None
+    monkeypatch.setattr("headway.lab.shadow_replay.simulate", fails)
+    found = adviser().advise([feed], [], report, 1000.0)
+    assert found.doubt == "the fleet cannot be replayed: SimulationError: 1 requests were never served"
+    assert found.needed == 2
+
+
 def test_instances_that_differ_are_not_taken_for_alike() -> None:
     run = served("vllm")
     feeds = [fed(*run, heard_s=1000.0), fed(*run, heard_s=1000.0)]
@@ -91,6 +105,18 @@ def test_instances_that_differ_are_not_taken_for_alike() -> None:
     feeds[1].take(other, 1000.0)
     found = advice(feeds, 1000.0)
     assert found.doubt == "instances have different policies or sizes"
+
+
+@pytest.mark.parametrize(("share", "alike"), [(0.99, True), (0.9, False)])
+def test_instances_whose_memory_was_measured_a_little_apart_are_alike(share: float, alike: bool) -> None:
+    run = served("vllm", QUIET)
+    feeds = [fed(*run, heard_s=1000.0), fed(*run, heard_s=1000.0)]
+    other = answer(*run)
+    other["engine"]["limits"]["num_blocks"] = int(share * other["engine"]["limits"]["num_blocks"])
+    feeds[1].take(other, 1000.0)
+    report = shadow_report(feeds, [], WINDOW_S)
+    report.cannot_judge = None
+    assert (adviser().advise(feeds, [], report, 1000.0).doubt is None) is alike
 
 
 def test_an_idle_fleet_needs_the_fewest() -> None:

@@ -168,3 +168,14 @@ def test_the_number_stays_within_bounds_and_within_its_interval(steps: list[tupl
         assert found.low <= found.instances <= found.high
         assert found.instances >= min(5, needed) or doubtful
         current = found.instances
+
+
+def test_after_bursts_that_nothing_follows_there_is_still_advice() -> None:
+    # In all moments that tell, something came before and nothing after: nothing can be replayed at no demand at all.
+    demand = Demand(WINDOW_S, LEAD_S)
+    for burst in range(4):
+        for second in range(10):
+            demand.came(600.0 * burst + second)
+    assert [demand.growth(2400.0, share) for share in (0.1, UPPER, 0.95)] == [1 / Demand.LARGEST] * 3
+    found = advise(lambda count, growth: fleet(count, 8 * growth), demand, 2400.0, FOUR)
+    assert (found.low, found.needed, found.high) == (2, 2, 2)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.core.cost import CostModel
+from headway.core.job import Job
+from headway.core.plan import StepPlan
 from headway.core.record import Outcome
+from headway.core.view import StepView
+from headway.errors import SimulationError
+from headway.policies.batching.decode_first import DecodeFirst
+from headway.policies.policy import Policy
+from headway.policies.protocols import Order
 from headway.sim.elastic import ElasticFleet, FleetSeen
-from tests.sim.worlds import request, run, system
+from tests.sim.worlds import preset, request, run, system
 
 EVERY_S, START_S = 10.0, 5.0
 SYSTEM = replace(system(), router="least-work")
@@ -90,3 +99,17 @@ def test_every_request_is_served_once_whatever_comes_and_goes(
     assert {record.outcome for record in records.values()} == {Outcome.FINISHED}
     assert len(records) == len(requests)
     assert result.end_s <= fleet.instance_s(result.end_s) <= 4 * result.end_s
+
+
+def test_work_that_a_policy_leaves_lying_is_an_error_and_no_run_without_an_end() -> None:
+    class Idle(DecodeFirst):
+        def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
+            return StepPlan()
+
+    def idle(cost: CostModel) -> Policy:
+        return replace(preset("vllm")(cost), batching=Idle())
+
+    seen: list[FleetSeen] = []
+    with pytest.raises(SimulationError, match="1 requests were never served"):
+        run([request("a", 0.0, 1, 3)], idle, system=SYSTEM, elastic=following([1], seen))
+    assert len(seen) <= 1

@@ -75,3 +75,8 @@ def test_all_at_once_waits_for_none() -> None:
 def test_a_think_time_is_seconds(think_s: float) -> None:
     with pytest.raises(TraceError, match="think_s"):
         turn("a", 0.0, think_s=think_s)
+
+
+def test_turns_of_one_id_are_refused_rather_than_lost() -> None:
+    with pytest.raises(TraceError, match="id 'a' occurs twice; accepted: distinct ids"):
+        parted([turn("a", 0.0), turn("a", 1.0, think_s=1.0), turn("c", 2.0, think_s=1.0)])

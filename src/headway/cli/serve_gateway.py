@@ -72,14 +72,20 @@ def run_gateway(site: Site) -> int:
 
 
 def members(site: Site) -> list[Member]:
-    """The fleet's members: the joined by their URLs, the launched each with what starts it."""
+    """The fleet's members: the joined by their URLs, the launched each with what starts it.
+
+    Of instances that come as they are needed, those that run already serve on: no one else would end them.
+    """
+    folder = None if site.local is None else site.local.folder
+    running = {} if folder is None else folder.running()
 
     def member(index: int, place: Place) -> Member:
         if place.url is not None:
             return Member(place.name, place.pool, place.url)
         assert site.local is not None
         launch = partial(_launch, site.local, index)
-        first = Condition.STARTING if site.layout.begins(place) else Condition.PARKED
+        begins = site.layout.begins(place) or place.name in running
+        first = Condition.STARTING if begins else Condition.PARKED
         limit = site.local.answer_limit
         return Member(place.name, place.pool, launch=launch, condition=first, answer_limit=limit)
 
@@ -130,8 +136,7 @@ class _Run:
                 await self._close(fleet)
                 for task in (serving, *others):
                     task.cancel()
-        if folder is not None:
-            pids = folder.running().values()
+        if folder is not None and (pids := folder.running().values()):
             _LOG.info("instances go on; `kill %s` ends them", " ".join(map(str, pids)))
         return self._exit_code()
 

@@ -125,9 +125,11 @@ class _Shadowing:
         from headway.http_client import root_of
         from headway.lab.shadow_feed import Feed
 
-        before = self._feeds
+        before, since_s = self._feeds, time.monotonic() - self._keep_s
         self._feeds = {url: before.get(url) or Feed(self._keep_s) for url in map(root_of, urls)}
-        self._gone += [feed for url, feed in before.items() if url not in self._feeds]
+        gone = [*self._gone, *(feed for url, feed in before.items() if url not in self._feeds)]
+        # Another list, as a report in another thread may go through this one.
+        self._gone = [feed for feed in gone if feed.heard_s >= since_s]
 
     async def _follow(self) -> None:
         """Ask what each line of standard input names, until there is none."""
@@ -156,7 +158,7 @@ class _Shadowing:
                 await self._ask_for(session, every_s)
                 try:
                     self._show(await asyncio.to_thread(self._report))
-                except ConfigError as error:
+                except HeadwayError as error:
                     typer.echo(f"no report yet: {error}", err=True)
 
     async def _ask_for(self, session: Any, seconds: float) -> None:
@@ -180,21 +182,23 @@ class _Shadowing:
             self._silent.discard(url)
 
     async def _ask(self, session: Any, url: str) -> None:
-        """Ask a server for what is new."""
+        """Ask a server for what is new, unless it was said meanwhile that others are to be asked."""
         from headway.loadgen.queries import ask_window
 
-        feed = self._feeds[url]
+        feed = self._feeds.get(url)
+        if feed is None:
+            return
         feed.take(await ask_window(session, url, feed.next), time.monotonic())
 
     def _report(self) -> ShadowState:
         from headway.lab.shadow import shadow_report
 
+        now_s = time.monotonic()  # what comes while the report is made is unknown to it
         feeds = [feed for url, feed in self._feeds.items() if url not in self._silent]
         report = shadow_report(feeds, self._policies, self._window_s, at=round(time.time(), 3))
         if self._adviser is not None:
-            now_s = time.monotonic()
-            self._gone = [feed for feed in self._gone if feed.heard_s >= now_s - self._keep_s]
-            report.advice = self._adviser.advise(feeds, self._gone, report, now_s)
+            gone = [feed for feed in self._gone if feed.heard_s >= now_s - self._keep_s]
+            report.advice = self._adviser.advise(feeds, gone, report, now_s)
         return report
 
     def _show(self, report: ShadowState) -> None:

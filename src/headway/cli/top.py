@@ -138,9 +138,10 @@ class Gateway:
 def _gateway_line(state: Mapping[str, Any]) -> str:
     load, minute, instances = state["load"], state["overall"]["minute"], state["instances"]
     ready = sum(one["condition"] == "ready" for one in instances)
+    wanted = sum(one["condition"] != "parked" for one in instances)
     in_flight = sum(one["in_flight"] for one in instances)
     return (
-        f"{_clock()}  {state['model'] or 'no model yet'}  {ready}/{len(instances)} ready  "
+        f"{_clock()}  {state['model'] or 'no model yet'}  {ready}/{wanted} ready  "
         f"in time {_share(minute['goodput'])}  {load['requests_per_s']:.1f} requests/s  "
         f"{load['output_tokens_per_s']:.0f} tokens/s  {in_flight} in flight  "
         f"{minute['expired'] + minute['shed'] + minute['failed']} not served"

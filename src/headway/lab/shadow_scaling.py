@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from math import inf
 
@@ -16,6 +17,8 @@ from headway.routing.scaling import TOLERANCE, Advice, Bounds, Demand, advise
 
 LEAD_S = 120.0
 """From a report to a new instance's first request: to decide, to launch it, and for it to load the model."""
+BLOCKS_APART = 0.05
+"""Share by which KV blocks of instances may differ: vLLM takes what memory its profiling finds free at each start."""
 
 
 class FleetAdviser:
@@ -40,9 +43,13 @@ class FleetAdviser:
         doubt = report.cannot_judge or _difference(feeds)
         if doubt is not None:
             return self._by_what_was_seen(len(feeds), report, doubt)
-        engine, system = fleet_system(feeds)
-        replay = FleetReplay.of(told, now_s - self._window_s, policy_factory(engine, None), system)
-        return advise(replay.served, self._demand, now_s, self._bounds)
+        try:
+            engine, system = fleet_system(feeds)
+            replay = FleetReplay.of(told, now_s - self._window_s, policy_factory(engine, None), system)
+            return advise(replay.served, self._demand, now_s, self._bounds)
+        except Exception as error:  # a policy may do anything where it has a whole fleet's requests
+            doubt = f"the fleet cannot be replayed: {type(error).__name__}: {error}"
+            return self._by_what_was_seen(len(feeds), report, doubt)
 
     def _count(self, told: Sequence[Told], until_s: float) -> None:
         """Requests that came since the last report, as far as all instances have told."""
@@ -70,5 +77,11 @@ def _on_one_clock(feed: Feed, number: int) -> list[Told]:
 def _difference(feeds: Sequence[Feed]) -> str | None:
     """Why these instances are not all alike, if they are not."""
     engines = [feed.engine for feed in feeds if feed.engine is not None]
-    kinds = {(engine.policy, repr(engine.parts), repr(engine.limits)) for engine in engines}
-    return "instances have different policies or sizes" if len(kinds) > 1 else None
+    blocks = [engine.limits.num_blocks for engine in engines]
+    most = max(blocks, default=0)
+    sizes = [dataclasses.replace(engine.limits, num_blocks=most) for engine in engines]
+    kinds = {
+        (engine.policy, repr(engine.parts), repr(size)) for engine, size in zip(engines, sizes, strict=True)
+    }
+    apart = min(blocks, default=0) < (1 - BLOCKS_APART) * most
+    return "instances have different policies or sizes" if len(kinds) > 1 or apart else None

@@ -76,6 +76,7 @@ class Demand:
     BINS_A_WINDOW = 8
     KEPT_S = 3600.0
     LARGEST = 4.0
+    """Of all factors; the least is its inverse. After bursts nothing may come for long: 0 is no factor to replay by."""
 
     def __init__(self, window_s: float, lead_s: float) -> None:
         self._bin_s = window_s / self.BINS_A_WINDOW
@@ -99,7 +100,8 @@ class Demand:
         seen = sorted(self._changes(first, last))
         if len(seen) < self.LEAST_SEEN:
             return self.GUESSED_GROWTH if share > 0.5 else 1 / self.GUESSED_GROWTH
-        return min(self.LARGEST, seen[min(len(seen) - 1, floor(share * len(seen)))])
+        found = seen[min(len(seen) - 1, floor(share * len(seen)))]
+        return max(1 / self.LARGEST, min(self.LARGEST, found))
 
     def _changes(self, first: int, last: int) -> list[float]:
         """The rate of what came after each moment over the rate of what came before it; of whole bins alone."""
@@ -201,6 +203,7 @@ class Scaler:
 
     def __init__(self, bounds: Bounds, window_s: float = DEFAULT_WINDOW_S) -> None:
         self.bounds = bounds
+        self.window_s = window_s
         self._calm_s = CALM_WINDOWS * window_s
         self._needed: deque[tuple[float, int]] = deque()
 

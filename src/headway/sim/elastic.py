@@ -88,8 +88,8 @@ class ElasticFleet:
         return [life for life in self._lives if life.stage in stages]
 
     def _look(self) -> None:
-        if self._cluster.is_over:
-            return
+        if self._cluster.is_over or self._loop.next_s == inf:
+            return  # nothing is left, or nothing moves any more whatever is decided
         ready, starting = self._in(_Stage.READY), self._in(_Stage.STARTING)
         live = sum(self._cluster.live(life.name) for life in ready)
         waiting = sum(self._cluster.waiting(life.name) for life in ready)

@@ -36,7 +36,8 @@ def closed_loop(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
 def parted(requests: Iterable[TraceRequest]) -> tuple[Iterator[TraceRequest], dict[str, TraceRequest]]:
     """The requests that come at their own time, in order, and by the id of a request the one that waits for its end.
 
-    Of a list all is known at once; what comes one by one may hold no request that waits, and is a TraceError.
+    Of a list all is known at once; what comes one by one may hold no request that waits, and is a TraceError. So are
+    turns that cannot be told apart by their ids.
     """
     if not isinstance(requests, Sequence):
         return map(_unbound, requests), {}
@@ -48,6 +49,10 @@ def parted(requests: Iterable[TraceRequest]) -> tuple[Iterator[TraceRequest], di
         before = _follow(last, request)
         if before is None or request.think_s is None:
             free.append(request)
+        elif before.id in waiting:
+            raise TraceError(
+                f"id {before.id!r} occurs twice; accepted: distinct ids where turns wait for answers"
+            )
         else:
             waiting[before.id] = request
     return iter(free), waiting

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import islice
+from operator import itemgetter
 
 from headway.core.job import Job, JobState
 from headway.core.plan import StepPlan
 
 PATIENCE_S = 5.0
 """So long an adapter goes without a slot before another gives up its own. Shorter turns run smaller batches."""
+MOST_KNOWN = 4096
+"""Adapters that are known by when they last ran: each that is loaded anew has another number."""
 
 
 class AdapterSlots:
@@ -38,6 +41,9 @@ class AdapterSlots:
         slots = Counter(job.lora_id for job in ran if job.lora_id and job.state is JobState.RESIDENT)
         self._since_s = {adapter: self._since_s.get(adapter, now_s) for adapter in slots}
         self._last_s.update(dict.fromkeys(slots, now_s))
+        if len(self._last_s) > MOST_KNOWN:
+            newest = sorted(self._last_s.items(), key=itemgetter(1))[-MOST_KNOWN // 2 :]
+            self._last_s = dict(newest)
         was_closed, self._closed = self._closed, 0
         if self._next is not None and (self._next.state is JobState.RESIDENT or self._next.lora_id in slots):
             self._next = None

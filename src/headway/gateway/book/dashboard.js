@@ -171,8 +171,9 @@ function showRefusals(state) {
 }
 
 function verdict(state) {
-  const ready = state.instances.filter((one) => one.condition === "ready").length;
-  const all = state.instances.length;
+  const wanted = state.instances.filter((one) => one.condition !== "parked");
+  const ready = wanted.filter((one) => one.condition === "ready").length;
+  const all = wanted.length;
   if (!ready) return ["bad", all ? `None of ${counted(all, "instance")} ready` : "No instance"];
   if (ready < all) return ["warn", `${ready} of ${counted(all, "instance")} ready`];
   const goodput = state.overall.minute.goodput;

@@ -6,6 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from headway.gateway.fleet.fleet import Fleet
@@ -73,7 +74,8 @@ class KvWatch:
         """The figures in an answer: the mean use of its engines, and the lookups since the answer before."""
         told: dict[bytes, list[float]] = {}
         for what, value in _FIGURE.findall(metrics):
-            told.setdefault(what, []).append(float(value))
+            with suppress(ValueError):
+                told.setdefault(what, []).append(float(value))
         uses = told.get(b"kv_cache_usage_perc")
         asked, found = (sum(told.get(b"prefix_cache_%b_total" % what, [])) for what in (b"queries", b"hits"))
         before = self._lookups.get(name, (0.0, 0.0))

@@ -12,7 +12,7 @@ from headway.gateway.fleet.member import Condition, Member
 from headway.routing.scaling import Advice, Recommendation, Scaler
 
 STALE_S = 120.0
-"""Advice older than this says nothing any more: the fleet stays as it is."""
+"""Advice older than this, and than the window it judges, says nothing any more: the fleet stays as it is."""
 _LOOK_S = 1.0
 _WANTED = (Condition.STARTING, Condition.READY, Condition.UNWELL, Condition.LOST)
 _LOG = logging.getLogger(__name__)
@@ -29,6 +29,7 @@ class FleetScaling:
         self.advice: Advice | None = None
         self._fleet = fleet
         self._scaler = scaler
+        self._stale_s = max(STALE_S, scaler.window_s)
         self._clock = clock
         self._advised_s = 0.0
         self._decided: Recommendation | None = None
@@ -42,7 +43,7 @@ class FleetScaling:
     @property
     def recommendation(self) -> Recommendation:
         """How many instances there should be, and why."""
-        if self._decided is None or self._clock() - self._advised_s > STALE_S:
+        if self._decided is None or self._clock() - self._advised_s > self._stale_s:
             return self._scaler.decide(self._clock(), self.current, None)
         return self._decided
 

@@ -18,7 +18,7 @@ from headway.core.record import Outcome
 from headway.core.slo import Slo
 from headway.errors import UpstreamError
 from headway.gateway.book.accounts import Entry, Prefill
-from headway.gateway.fleet.member import Member
+from headway.gateway.fleet.member import Condition, Member
 from headway.gateway.http.asgi_client import Client, Headers, upstream_headers
 from headway.gateway.http.events import DONE
 from headway.gateway.http.refusal import GatewayError, closing, error_event
@@ -274,7 +274,8 @@ class RequestLifecycle:
 
     def _has_tried_enough(self, tried: Sequence[str]) -> bool:
         """Whether it ends here: it may be what its instances broke off under, and is not to take the last one too."""
-        most_broken = max(2, len(self.serving.fleet.members) - 1)
+        there = sum(member.condition is not Condition.PARKED for member in self.serving.fleet.members)
+        most_broken = max(2, there - 1)
         return len(tried) >= self.serving.options.max_tries or self._fell >= most_broken
 
     async def _resume(self, tried: list[str], ending: Ending) -> str:

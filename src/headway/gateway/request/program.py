@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from headway.core.hints import MAX_PROGRAM_CHARACTERS, PROGRAM, header_text
+from headway.http_client import NOT_AS_EXPECTED
 
 AGENTIC_CONTEXT = "agentic_context"
 """vllm-router's extra argument: an object, or its JSON text."""
@@ -60,7 +61,7 @@ def _of_xargs(xargs: Mapping[str, Any]) -> str:
     if isinstance(context, str):
         try:
             context = msgspec.json.decode(context)
-        except msgspec.DecodeError:
+        except NOT_AS_EXPECTED:
             return ""
     return _of_object(context, ("program_id", "session_id", "task_id"), "agent_id")
 
@@ -87,7 +88,7 @@ def _of_metadata(metadata: object) -> str:
     if user.startswith("{"):
         try:
             return _of_object(msgspec.json.decode(user), ("session_id",), None)
-        except msgspec.DecodeError:
+        except NOT_AS_EXPECTED:
             return ""
     found = _IN_USER.search(user)
     return found[1] if found is not None else ""
