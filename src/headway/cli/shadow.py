@@ -154,12 +154,16 @@ class _Shadowing:
                     raise UpstreamError(f"no server told a shadow anything, of {len(self._feeds)} asked")
                 self._show(self._report())
                 return
+            said = ""
             while True:
                 await self._ask_for(session, every_s)
                 try:
                     self._show(await asyncio.to_thread(self._report))
+                    said = ""
                 except HeadwayError as error:
-                    typer.echo(f"no report yet: {error}", err=True)
+                    if said != f"{error}":
+                        said = f"{error}"
+                        typer.echo(f"no report yet: {said}", err=True)
 
     async def _ask_for(self, session: Any, seconds: float) -> None:
         until_s = time.monotonic() + seconds
