@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from headway.gateway.http.keys import Keys
 from tests.gateway.front import Front, gateway
-from tests.gateway.upstream import Upstream, upstream
+from tests.gateway.upstream import Turn, Upstream, upstream
 
 KEY = b"Authorization: Bearer k2\r\n"
 HEALTH = b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -57,6 +57,14 @@ class Running:
         return answer
 
 
+async def as_vllm(turn: Turn) -> None:
+    """A completion without a prompt is a 400."""
+    if "prompt" in turn.body:
+        await turn.answer()
+    else:
+        await turn.refuse(400, b'{"error": {"message": "no prompt", "code": 400}}')
+
+
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
     found: list[tuple[Front, Upstream, asyncio.AbstractEventLoop, asyncio.Event]] = []
@@ -65,7 +73,7 @@ def running() -> Iterator[Running]:
     async def serve() -> None:
         keys = Keys({b"k1": "", b"k2": "blue"})
         stop = asyncio.Event()
-        async with upstream() as instance, gateway(instance, keys=keys, max_body_mib=1) as front:
+        async with upstream(act=as_vllm) as instance, gateway(instance, keys=keys, max_body_mib=1) as front:
             found.append((front, instance, asyncio.get_running_loop(), stop))
             ready.set()
             await stop.wait()
