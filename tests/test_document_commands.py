@@ -180,6 +180,7 @@ def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_tutorial_works_word_by_word(tmp_path: Path) -> None:
     (serve,) = of_kind(TUTORIAL, "serve")

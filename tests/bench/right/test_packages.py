@@ -21,14 +21,9 @@ def interpreter(version: str) -> str | None:
 
 
 @pytest.mark.engine
+@pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "version",
-    [
-        pytest.param(version, marks=() if version == "3.11" else pytest.mark.long)
-        for version in ("3.11", "3.12", "3.13")
-    ],
-)
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_the_packages_work_without_the_repository(version: str) -> None:
     python = interpreter(version)
     if python is None:
