@@ -92,7 +92,8 @@ class GuardedPolicy:
     where the policy raises them by itself; those that a signal raises end the server (`_raised_by_signal`).
 
     The ledger is up to date before each call, so the stock policy starts from its waiting jobs and nothing is lost.
-    With `steady` a policy that would make its last plan again is not asked. `SlowCalls` tells of calls that take long.
+    With `steady` a policy that would make its last plan again is not asked. `SlowCalls` tells of plans
+    and observations that take long.
     """
 
     def __init__(
@@ -111,9 +112,9 @@ class GuardedPolicy:
         self._ledger = ledger
         self._counters = counters
         self.slow_calls = SlowCalls(counters)
-        self._adding, self._ending = _Call(self, "add"), _Call(self, "end")
-        self._touching, self._observing = _Call(self, "touch"), _Call(self, "observe")
-        self._planning, self._trusting = _Call(self, "plan"), _Call(self, "whether it trusts predictions")
+        # Of each step's calls alone: a step has dozens of the others.
+        self._planning, self._observing = _Call(self, "plan"), _Call(self, "observe")
+        self._trusting = _Call(self, "whether it trusts predictions")
         self.fell_back = False
         """Whether the stock policy has taken over."""
         self.repeated = False
@@ -121,20 +122,28 @@ class GuardedPolicy:
 
     def add(self, job: Job) -> None:
         """A job starts to wait."""
-        with self._adding:
+        try:
             self.policy.add(job)
+        except BaseException as error:
+            if not self.take_over("add", error):
+                raise
 
     def end(self, job: Job, *, finished: bool) -> None:
         """A job is gone, its answer `finished` or not; called before the ledger marks it so."""
-        with self._ending:
+        try:
             self.policy.end(job, finished=finished)
-            return
-        self.policy.end(job, finished=finished)
+        except BaseException as error:
+            if not self.take_over("end", error):
+                raise
+            self.policy.end(job, finished=finished)
 
     def touch(self, job: Job) -> None:
         """A job's rank may have changed: its first token is out, or it waits and is not as it was."""
-        with self._touching:
+        try:
             self.policy.touch(job)
+        except BaseException as error:
+            if not self.take_over("touch", error):
+                raise
 
     def observe(self, outcome: StepOutcome) -> None:
         """A step was filled."""

@@ -22,7 +22,7 @@ SAY_AGAIN_S = 60.0
 
 
 class SlowCalls:
-    """Measures each call of a policy, and counts and logs those that take SLOW_S or more.
+    """Measures the calls of a policy that each step makes, and counts and logs those that take SLOW_S or more.
 
     A thread looks every LOOK_S at what the engine is doing, and notes the innermost part at work in a call that has
     lasted that long. A part that never lets go of the interpreter is not seen: then the call alone is named. The log
