@@ -38,7 +38,7 @@ from headway.traces.demo_tasks import demo_requests
 INSTANCES = 3
 LAYOUT = ("--instances", str(INSTANCES), "--policy", "vllm", "--router", "round-robin")
 BEGUN_EVENTS = 4
-TOKENS = 2000
+TOKENS = 800
 BEGIN_S = 15.0
 """So long all streams have to begin: where one instance is slow, the others' would be over."""
 LIMIT_S = 300.0
