@@ -59,7 +59,6 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/cost/plan_overhead.py --json
 	$(BIN)/python bench/cost/engine_overhead.py --json
 	$(BIN)/python bench/cost/length.py --json
-	$(BIN)/python bench/gain/predicted.py --json
 	$(BIN)/python bench/simulator/fidelity.py --targets --out $(OUT)/fidelity-targets --json
 	$(BIN)/python bench/cost/gateway_overhead.py --json
 	$(BIN)/python bench/gain/batch_beside.py --out $(OUT)/batch-beside --json

@@ -103,3 +103,9 @@ def means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def number(value: float | None) -> str:
     """A figure in a table; a dash where there is none."""
     return "–" if value is None else f"{value:.3g}"
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown: its head, a line, and the rows."""
+    first, *others = (f"| {' | '.join(row)} |" for row in (head, *rows))
+    return "\n".join([first, "|" + "---|" * len(head), *others])

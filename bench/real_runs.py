@@ -18,7 +18,7 @@ import msgspec
 from headway_reproduce.mid_model import ensure_mid_model
 
 from bench.command import say
-from bench.gain.broken_predictions import Change, GovernorWatch, told_wrongly, wrong_by
+from bench.governor import Change, GovernorWatch, told_wrongly, wrong_by
 from bench.side_by_side import Gauge, Lane, compared, measure_side_by_side
 from bench.streams import estimates_of
 from headway.core.record import Outcome, Record
@@ -29,7 +29,7 @@ from headway.engine.settings import EngineSettings
 from headway.engine.step.guard import GuardedPolicy
 from headway.engine.stepped_engine import SteppedEngine, StockPolicy
 from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
-from headway.lab.real_engine import EngineClock, Served, serve, served_rps
+from headway.lab.real_engine import EngineClock, ServedRequest, serve, served_rps
 from headway.lab.simulation import simulate_policy
 from headway.policies.presets import build_policy
 from headway.predict.steps.calibration import Calibration, load_cost_file, write_cost_file
@@ -103,7 +103,7 @@ class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
     `schedule_s` are the seconds of each `schedule`, where they were taken.
     """
 
-    served: list[Served]
+    served: list[ServedRequest]
     speed: float = 1.0
     counters: dict[str, int] = {}
     changes: list[Change] = []
@@ -152,12 +152,12 @@ def do_run(
     return KeptRun(served=served, speed=clock.speed, counters=engine.counters, changes=watch.changes)
 
 
-def records(requests: Sequence[TraceRequest], served: Sequence[Served]) -> list[Record]:
+def records(requests: Sequence[TraceRequest], served: Sequence[ServedRequest]) -> list[Record]:
     """What became of these requests, judged by the targets they have here."""
     return [_record(request, each) for request, each in zip(requests, served, strict=True)]
 
 
-def _record(request: TraceRequest, served: Served) -> Record:
+def _record(request: TraceRequest, served: ServedRequest) -> Record:
     return Record(
         id=request.id,
         arrival_s=served.arrival_s,

@@ -16,6 +16,7 @@ CODE = {
 }
 MOST_LINES_A_FUNCTION = 60
 FEWEST_LINES_OF_A_FILE = 40
+MOST_FILES_OF_THE_WALK, MOST_LINES_OF_THE_WALK = 8, 1_200
 SMALL_WITH_ONE_IMPORTER: set[str] = set()
 """Files that may be small and have one importer, each for a reason that its own docstring gives."""
 STRANGE_BEGINNING = re.compile(r"(It|Its|Those|The same)\b")
@@ -72,6 +73,17 @@ def test_no_small_file_has_one_importer() -> None:
     assert set(torn) == SMALL_WITH_ONE_IMPORTER
 
 
+def test_a_class_of_the_package_has_a_name_of_its_own() -> None:
+    found: dict[str, list[str]] = defaultdict(list)
+    for file in files(CODE["src"]):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith(
+                "_"
+            ):  # the others are their file's
+                found[node.name].append(str(file.relative_to(CODE["src"])))
+    assert not {name: where for name, where in found.items() if len(where) > 1}
+
+
 def test_docstrings_name_what_they_tell_of() -> None:
     strange = [
         f"{file.relative_to(ROOT)}:{number}"
@@ -80,6 +92,16 @@ def test_docstrings_name_what_they_tell_of() -> None:
         if STRANGE_BEGINNING.match(line.strip().removeprefix('"""')) and line.strip().startswith('"""')
     ]
     assert not strange
+
+
+def test_a_request_through_the_engine_is_a_short_read() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    _, listed = text.split("Read these files in order", 1)
+    walk = re.findall(r"`(engine/[\w/]+\.py)`", listed.partition("\n\n1. ")[0])
+    files_read = [CODE["src"] / path for path in walk]
+    assert {"arrivals.py", "scheduler.py", "outcomes.py"} <= {file.name for file in files_read}
+    assert len(files_read) <= MOST_FILES_OF_THE_WALK
+    assert sum(len(file.read_text().splitlines()) for file in files_read) <= MOST_LINES_OF_THE_WALK
 
 
 def test_schedulers_engines_and_policies_have_types() -> None:

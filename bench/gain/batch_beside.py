@@ -21,7 +21,6 @@ import asyncio
 import json
 import math
 import signal
-import subprocess
 import sys
 import time
 from argparse import Namespace
@@ -45,7 +44,7 @@ from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import SimulationError
 from headway.http_client import NO_ANSWER
-from headway.lab.server import START_TIMEOUT_S, free_port, headway_command
+from headway.lab.server import START_TIMEOUT_S, CommandProcess, free_port, headway_command
 from headway.loadgen import ReplayOptions, replay
 from headway.results import summarize
 from headway.traces import TraceRequest, at_once
@@ -112,36 +111,25 @@ class Site:
     instance: str
     folder: Path
     port: int = field(default_factory=free_port)
-    process: subprocess.Popen[bytes] | None = None
+    process: CommandProcess | None = None
 
     @property
     def url(self) -> str:
         """Where clients ask."""
-        return f"http://127.0.0.1:{self.port}"
+        assert self.process is not None
+        return self.process.url
 
     async def start(self) -> None:
-        """Start the gateway, and return once it takes requests. Raises SimulationError if it does not."""
+        """Start the gateway, and return once it takes requests. Raises UpstreamError if it does not."""
         words = ("serve", "--join", self.instance, "--port", str(self.port))
-        with (self.folder / "gateway.log").open("ab") as log:
-            command = headway_command(*words, "--batch-dir", str(self.folder / "batches"))
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-        until_s = time.monotonic() + READY_S
-        async with aiohttp.ClientSession() as session:
-            while time.monotonic() < until_s:
-                try:
-                    async with session.get(f"{self.url}/ready") as answer:
-                        if answer.status == 200:
-                            return
-                except NO_ANSWER:
-                    pass
-                await asyncio.sleep(0.05)
-        raise SimulationError(f"the gateway is not ready within {READY_S:g} s; see {self.folder}/gateway.log")
+        command = headway_command(*words, "--batch-dir", str(self.folder / "batches"))
+        self.process = CommandProcess(command, self.port, self.folder / "gateway.log", name="the gateway")
+        await asyncio.to_thread(self.process.wait_ready, "/ready", READY_S)
 
     def end(self, number: int = signal.SIGTERM) -> None:
         """End the gateway by this signal."""
         assert self.process is not None
-        self.process.send_signal(number)
-        self.process.wait()
+        self.process.end(number)
 
 
 @contextmanager
@@ -157,8 +145,8 @@ def instance(policy: str, out: Path) -> Iterator[str]:
 async def gateway(instance_url: str, out: Path) -> AsyncIterator[Site]:
     """A running gateway."""
     site = Site(instance_url, out)
-    await site.start()
     try:
+        await site.start()
         yield site
     finally:
         site.end()

@@ -1,7 +1,7 @@
 """A policy with useless predictions beside those that need none: `python bench/gain/broken_predictions.py --json`.
 
-Simulated, on the engines and with the four clients of `bench/gain/predicted.py`, without targets and with two classes
-of clients (seven in ten interactive, the others patient; targets by a rule from `vllm` at a fifth of capacity).
+Simulated, on engines that four clients share (`bench/gain/four_clients.py`), without targets and with two classes of
+clients (seven in ten interactive, the others patient; targets by a rule from `vllm` at a fifth of capacity).
 `--policy` (default headway) is told lengths that are random and sure of themselves, step times wrong by 3 times
 either way, or both; beside these honest ones (Kendall's tau 0.8). Step times stay wrong however much is learned.
 
@@ -19,26 +19,25 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import all_done, command_line, jobs_option, markdown_option, stream_options
-from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, loss, number, values
-from bench.gain.predicted import (
+from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, loss, markdown_table, number, values
+from bench.gain.four_clients import (
     HARDWARE,
     LIMIT_TOKENS,
     MODEL,
     REQUESTS,
     SYSTEMS,
-    capacity,
+    capacity_rps,
     requests,
     system_of,
 )
+from bench.governor import REFERENCES, Change, GovernorWatch, Way, governor_figures, told_wrongly, ways
 from bench.streams import KINDS, NONE, TWO, Targets, asked_by, rule_text, targets_from
-from headway.core.batch_shape import BatchShape
 from headway.core.cost import CostModel
 from headway.core.record import Record
 from headway.core.slo import Slo
@@ -47,181 +46,15 @@ from headway.lab.policy_choice import OWN_PARTS, policy_factory
 from headway.lab.simulation import simulate_policy
 from headway.policies.policy import Policy
 from headway.policies.presets import find_preset
-from headway.policies.protocols import Predicting
 from headway.predict.lengths.choice import NONE as NOBODY
 from headway.results import summarize
 from headway.sim.simulation import PolicyFactory
 from headway.statistics import mean_of_known
 from headway.traces import TraceRequest
 
-# ---- a cost model that is wrong about steps ----------------------------------------------------------
+# ---- how far behind ------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, slots=True)
-class WrongSteps:
-    """What an engine has learned, with every step taken to last `factor` times as long as it does.
-
-    It stays wrong however much is learned, since what is learned is the truth. Copies are told as they are.
-    """
-
-    learned: CostModel
-    factor: float
-
-    def __post_init__(self) -> None:
-        if not self.factor > 0:
-            raise ConfigError(f"factor is {self.factor}; accepted: more than 0")
-
-    @property
-    def kv_tokens(self) -> int:
-        """As they are."""
-        return self.learned.kv_tokens
-
-    def prefill_s(self, num_tokens: int) -> float:
-        """Seconds one prompt of `num_tokens` tokens is wrongly said to take alone."""
-        return self.factor * self.learned.prefill_s(num_tokens)
-
-    def step_s(self, shape: BatchShape) -> float:
-        """Seconds a step of this shape is wrongly said to take."""
-        return self.factor * self.learned.step_s(shape)
-
-    def step_within_s(self, shape: BatchShape, confidence: float) -> float:
-        """Seconds that a step of this shape is wrongly said to stay within with this probability."""
-        return self.factor * self.learned.step_within_s(shape, confidence)
-
-    def swap_out_s(self, num_blocks: int) -> float:
-        """Seconds a copy to the host takes."""
-        return self.learned.swap_out_s(num_blocks)
-
-    def swap_in_s(self, num_blocks: int) -> float:
-        """Seconds a copy back to the device takes."""
-        return self.learned.swap_in_s(num_blocks)
-
-    def load_s(self, num_tokens: int) -> float:
-        """Seconds a load from a connector's store takes."""
-        return self.learned.load_s(num_tokens)
-
-
-def wrong_by(factor: float) -> Callable[[CostModel], CostModel]:
-    """Makes of a cost model one that is wrong about steps by this factor."""
-    return partial(WrongSteps, factor=factor)
-
-
-def told_wrongly(build: PolicyFactory, factor: float) -> PolicyFactory:
-    """A factory of the same policies, which are told that steps take `factor` times as long; at 1 the same factory."""
-    if factor == 1:
-        return build
-
-    def build_wrongly(cost: CostModel) -> Policy:
-        return build(WrongSteps(cost, factor))
-
-    return build_wrongly
-
-
-# ---- what a governor goes by, and when ---------------------------------------------------------------
-
-TRUSTING = "predictions"
-NO_LENGTHS = "no lengths"
-NO_STEPS = "arrival"
-UNGOVERNED = ""
-"""A policy without a governor."""
-
-
-@runtime_checkable
-class TimesSteps(Protocol):
-    """An order that watches whether steps take as long as predicted."""
-
-    @property
-    def trusts_step_times(self) -> bool:
-        """Whether it goes by predicted step times now."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """From when on it goes by what: the first is how it began."""
-
-    at_s: float
-    goes_by: str
-
-
-class GovernorWatch:
-    """Notes the changes of one policy; None, vLLM's own scheduler, never changes."""
-
-    def __init__(self, policy: Policy | None) -> None:
-        order = None if policy is None else policy.order
-        # Asked once, as the answers take microseconds.
-        self._lengths = order if isinstance(order, Predicting) else None
-        self._steps = order if isinstance(order, TimesSteps) else None
-        self.changes: list[Change] = []
-
-    def look(self, now_s: float) -> None:
-        """See what it goes by now. O(1)."""
-        found = self.goes_by
-        if not self.changes or self.changes[-1].goes_by != found:
-            self.changes.append(Change(now_s, found))
-
-    @property
-    def goes_by(self) -> str:
-        """`arrival` while step times are not trusted, whatever it thinks of lengths."""
-        if self._steps is not None and not self._steps.trusts_step_times:
-            return NO_STEPS
-        if self._lengths is None:
-            return UNGOVERNED
-        return TRUSTING if self._lengths.trusts_predictions else NO_LENGTHS
-
-
-def shares(changes: Sequence[Change], end_s: float) -> dict[str, float]:
-    """The share of the time from the first look to `end_s` that it went by each; empty without a governor."""
-    if not changes or end_s <= changes[0].at_s:
-        return {}
-    until_s = [*(change.at_s for change in changes[1:]), end_s]
-    found: dict[str, float] = {}
-    for change, next_s in zip(changes, until_s, strict=True):
-        if change.goes_by != UNGOVERNED:
-            found[change.goes_by] = found.get(change.goes_by, 0.0) + next_s - change.at_s
-    whole_s = end_s - changes[0].at_s
-    return {name: seconds / whole_s for name, seconds in found.items()}
-
-
-# ---- ways of breaking predictions, and their figures -------------------------------------------------
-
-REFERENCES = ("fastserve", "sarathi")
-"""What needs no predictions."""
 MOST_BEHIND = 0.03
-WRONG_BY = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """What predicts lengths, and how many times as long as they take steps are said to take."""
-
-    name: str
-    predictor: str
-    steps: float = 1.0
-
-
-def ways(honest: str) -> tuple[Way, ...]:
-    """All of them, and beside them the predictor that is not broken."""
-    random = "broken:way=random"
-    return (
-        Way("honest", honest),
-        Way("random lengths", random),
-        Way("steps x 3", honest, WRONG_BY),
-        Way("steps / 3", honest, 1 / WRONG_BY),
-        Way("random lengths, steps x 3", random, WRONG_BY),
-        Way("random lengths, steps / 3", random, 1 / WRONG_BY),
-    )
-
-
-def governor_figures(changes: Sequence[Sequence[Change]], ends_s: Sequence[float]) -> dict[str, Any]:
-    """Of several runs: what the governor went by for which share of the time, and its steps in the first."""
-    by_run = [shares(each, end_s) for each, end_s in zip(changes, ends_s, strict=True)]
-    names = sorted({name for each in by_run for name in each})
-    return {
-        "share_of_time": {name: mean_of_known([each.get(name, 0.0) for each in by_run]) for name in names},
-        "steps": [len(each) - 1 for each in changes],
-        "first_run": [{"at_s": round(change.at_s, 3), "goes_by": change.goes_by} for change in changes[0]],
-    }
 
 
 def broken_cell(
@@ -279,18 +112,19 @@ def broken_table(found: Mapping[str, Any]) -> str:
     """The table of docs/headway-real.md: a row for each cell, a column for each way."""
     first = next(iter(next(iter(found["cells"].values())).values()))
     names = list(first["behind"])
-    head = " | ".join(("clients | load | metric", *(f"`{name}`" for name in REFERENCES), *names))
-    lines = [f"| {head} |", "|" + "---|" * (3 + len(REFERENCES) + len(names))]
-    for kind, loads in found["cells"].items():
-        lines += [_row(kind, load, cell, names) for load, cell in loads.items()]
-    return "\n".join(lines)
+    head = ("clients", "load", "metric", *(f"`{name}`" for name in REFERENCES), *names)
+    rows = [
+        (kind, load, *_figures(cell, names))
+        for kind, loads in found["cells"].items()
+        for load, cell in loads.items()
+    ]
+    return markdown_table(head, rows)
 
 
-def _row(kind: str, load: str, cell: Mapping[str, Any], names: Sequence[str]) -> str:
+def _figures(cell: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     metric, systems = cell["metric"], cell["systems"]
-    values = [number(systems[name][metric]) for name in REFERENCES]
-    values += [f"{number(systems[name][metric])} ({_percent(cell['behind'][name])})" for name in names]
-    return f"| {kind} | {load} | {metric} | {' | '.join(values)} |"
+    behind = [f"{number(systems[name][metric])} ({_percent(cell['behind'][name])})" for name in names]
+    return [metric, *(number(systems[name][metric]) for name in REFERENCES), *behind]
 
 
 def _percent(behind: float | None) -> str:
@@ -410,7 +244,7 @@ class Plan:
 
 def report(plan: Plan, jobs: int) -> dict[str, Any]:
     """All figures."""
-    rates = {system: capacity(system) for system in plan.systems}
+    rates = {system: capacity_rps(system) for system in plan.systems}
     targets = {system: light_targets(system, rates[system]) for system in plan.systems}
     todo = list(plan.cells(rates, targets))
     cells = tabled(list(all_done(run, todo, jobs).values()))

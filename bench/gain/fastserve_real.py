@@ -52,7 +52,7 @@ from headway.engine.machine import machine_name, vllm_version
 from headway.errors import HeadwayError
 from headway.json_file import made_once
 from headway.lab.kept_runs import open_folder
-from headway.lab.real_engine import Served, WallTime
+from headway.lab.real_engine import ServedRequest, WallTime
 from headway.statistics import mean, quantile
 from headway.traces import Gamma, TraceRequest, Zipf, at_once, generate
 from headway.whole_file import write_whole
@@ -134,7 +134,7 @@ class Measured:
         """Serve those that are not kept yet, those of one load and seed side by side."""
         keep_runs(self.out, self.engine, runs, self.requests, own_stops=False)
 
-    def served(self, run: Run) -> list[Served]:
+    def served(self, run: Run) -> list[ServedRequest]:
         """What a run came to."""
         return kept(run, self.out).served
 

@@ -21,7 +21,7 @@ from bench.real_runs import STOCK, Contender, EngineSpec, KeptRun
 from headway.core.batch_shape import BatchShape
 from headway.engine.stepped_engine import SteppedEngine
 from headway.errors import ConfigError
-from headway.lab.real_engine import Served, serve
+from headway.lab.real_engine import ServedRequest, serve
 from headway.policies.batching.step_shapes import decode_shape, together
 from headway.predict.lengths.choice import NONE, length_predictor
 from headway.predict.models.known_models import model_shape
@@ -246,7 +246,7 @@ COLUMNS = (
     "ms_per_gb_read_without",
 )
 
-Stream = tuple[Sequence[TraceRequest], Sequence[Served]]
+Stream = tuple[Sequence[TraceRequest], Sequence[ServedRequest]]
 
 
 def beyond_sheet(system: System, streams: Iterable[Stream]) -> dict[str, float]:
@@ -271,7 +271,7 @@ def beyond_sheet(system: System, streams: Iterable[Stream]) -> dict[str, float]:
 
 
 def _rows(
-    system: System, requests: Sequence[TraceRequest], served: Sequence[Served]
+    system: System, requests: Sequence[TraceRequest], served: Sequence[ServedRequest]
 ) -> list[tuple[float, ...]]:
     """Of each answer: its seconds, the sheet's, and what the coefficients stand at, in the order of COLUMNS."""
     prompts = np.array([request.input_tokens for request in requests])

@@ -50,7 +50,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 from bench.command import command_line, markdown_option, out_option, say, stream_options
 from bench.figures import GOODPUT, MEAN_JCT, Runs, figures, number, versus
-from bench.gain.broken_predictions import REFERENCES, broken_cell, broken_table, broken_verdicts
+from bench.gain.broken_predictions import broken_cell, broken_table, broken_verdicts
 from bench.gain.headway_real_runs import (
     SYSTEMS,
     Grid,
@@ -61,6 +61,7 @@ from bench.gain.headway_real_runs import (
     memory,
     stock_name,
 )
+from bench.governor import REFERENCES
 from bench.real_runs import CONTROL, PRIORITY, STOCK, Run, TwinEngine, kept, profiled, records
 from bench.streams import KINDS, MAX_OUTPUT_TOKENS, NONE, TWO, rule_text
 from headway.core.record import Record

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.command import say
 from bench.figures import GOODPUT, MEAN_JCT, METRICS
-from bench.gain.broken_predictions import REFERENCES, governor_figures, ways
+from bench.governor import REFERENCES, governor_figures, ways
 from bench.real_runs import (
     CONTROL,
     PRIORITY,

@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import all_done, command_line, jobs_option, markdown_option
+from bench.figures import markdown_table
 from bench.gain.regret_workloads import DATA
 from bench.gain.routers import MACHINE, WARM_UP_SHARE, capacity_rps, window
 from headway.lab.simulation import simulate_policy
@@ -113,14 +114,13 @@ def report(workloads: Sequence[str], policies: Sequence[str], data: Path, jobs: 
 
 def markdown(found: Mapping[str, Any]) -> str:
     """A table: mean JCT, mean time to the first token, and the shares found and loaded."""
-    lines = ["| workload, load, policy | " + " | ".join(TIERS) + " |", "|---" * (len(TIERS) + 1) + "|"]
-    for cell, row in found["cells"].items():
-        shown = [
-            f"{each['mean_jct_s']:.3g} / {each['mean_ttft_s']:.2g} s, {each['found']:.0%} + {each['loaded']:.0%}"
-            for each in map(row.get, TIERS)
-        ]
-        lines.append(f"| {cell} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
+
+    def shown(each: Mapping[str, float]) -> str:
+        found_and_loaded = f"{each['found']:.0%} + {each['loaded']:.0%}"
+        return f"{each['mean_jct_s']:.3g} / {each['mean_ttft_s']:.2g} s, {found_and_loaded}"
+
+    rows = [(cell, *(shown(row[tier]) for tier in TIERS)) for cell, row in found["cells"].items()]
+    return markdown_table(("workload, load, policy", *TIERS), rows)
 
 
 def main() -> None:

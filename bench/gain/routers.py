@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import all_done, command_line, jobs_option, markdown_option, say
-from bench.figures import means
+from bench.figures import markdown_table, means
 from bench.gain.regret_workloads import DATA, MACHINES, ServedWorkload, known_workloads
 from bench.streams import conversations
 from headway.core.record import Record
@@ -162,17 +162,15 @@ def _cell(run: RouterRun) -> tuple[str, float, str]:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """A table: mean JCT, mean time to the first token, and what caches held."""
-    lines = [
-        "| workload, load | " + " | ".join(f"`{name}`" for name in ROUTERS) + " |",
-        "|---" * (len(ROUTERS) + 1) + "|",
+
+    def shown(each: Mapping[str, float]) -> str:
+        return f"{each['mean_jct_s']:.3g} / {each['mean_ttft_s']:.2g} s, {each['cached']:.0%}"
+
+    rows = [
+        (f"`{cell.replace(', ', '`, ')}", *(shown(row[router]) for router in ROUTERS))
+        for cell, row in found["cells"].items()
     ]
-    for cell, row in found["cells"].items():
-        shown = [
-            f"{each['mean_jct_s']:.3g} / {each['mean_ttft_s']:.2g} s, {each['cached']:.0%}"
-            for each in map(row.get, ROUTERS)
-        ]
-        lines.append(f"| `{cell.replace(', ', '`, ')} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
+    return markdown_table(("workload, load", *(f"`{name}`" for name in ROUTERS)), rows)
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import all_done, command_line, jobs_option, markdown_option, say
+from bench.figures import markdown_table
 from bench.gain.regret_workloads import DATA, Machine, recorded
 from headway.core.cost import CostModel
 from headway.core.record import Record
@@ -297,11 +298,11 @@ def _told(run: ScalingRun, figures: Mapping[str, float]) -> str:
 
 def markdown(found: Mapping[str, Any]) -> str:
     """A table."""
-    lines = ["| rule | goodput | instance hours | of the peak fleet's |", "|---|---|---|---|"]
+    rows = []
     for row in found["rules"]:
         rule = row["rule"] if row["target"] is None else f"{row['rule']}, {row['target']:g} an instance"
-        lines.append(f"| {rule} | {row['goodput']:.4f} | {row['hours']:.3g} | {row['share_of_hours']:.0%} |")
-    return "\n".join(lines)
+        rows.append((rule, f"{row['goodput']:.4f}", f"{row['hours']:.3g}", f"{row['share_of_hours']:.0%}"))
+    return markdown_table(("rule", "goodput", "instance hours", "of the peak fleet's"), rows)
 
 
 def main() -> None:

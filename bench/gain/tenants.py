@@ -1,6 +1,6 @@
 """A tenant that floods the engine beside one that does not: `python bench/gain/tenants.py --json`.
 
-Simulated, on the engine `wide` of `bench/gain/predicted.py` and with its requests. 15 in a hundred are one tenant's,
+Simulated, on the engine `wide` of `bench/gain/four_clients.py` and with its requests. 15 in a hundred are one tenant's,
 `calm`, the others another's, `flood`, both drawn alike; together they ask 0.5 or 1.5 of capacity, `calm` a fifth at
 the most. Compared: `vllm`, `fastserve`, and `headway` told of tenants and not, without targets and with two classes
 of clients (as in `bench/gain/broken_predictions.py`). Per tenant: mean JCT and goodput, means of three seeds, and for
@@ -21,8 +21,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import all_done, command_line, jobs_option, markdown_option
-from bench.gain.broken_predictions import HONEST, Way, light_targets, simulated
-from bench.gain.predicted import HARDWARE, MODEL, capacity, requests
+from bench.figures import markdown_table
+from bench.gain.broken_predictions import HONEST, light_targets, simulated
+from bench.gain.four_clients import HARDWARE, MODEL, capacity_rps, requests
+from bench.governor import Way
 from bench.streams import KINDS, NONE, TWO, Targets, asked_by
 from headway.core.record import Record
 from headway.results import summarize
@@ -92,7 +94,7 @@ def cells(rate_rps: float, targets: Targets) -> list[TenantCell]:
 
 def report(jobs: int) -> dict[str, Any]:
     """All figures."""
-    rate_rps = capacity(SYSTEM)
+    rate_rps = capacity_rps(SYSTEM)
     todo = cells(rate_rps, light_targets(SYSTEM, rate_rps))
     found = all_done(run, todo, jobs)
     table: dict[str, Any] = {}
@@ -129,14 +131,11 @@ def _row(
 def markdown(found: Mapping[str, Any]) -> str:
     """The table of docs/headway-real.md."""
     columns = list(next(iter(found["cells"].values())))
-    lines = [
-        "| clients, load | " + " | ".join(f"`{name}`" for name in columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
+    rows = [
+        (cell, *(_shown(row[name], targets=not cell.startswith(NONE)) for name in columns))
+        for cell, row in found["cells"].items()
     ]
-    for cell, row in found["cells"].items():
-        shown = [_shown(row[name], targets=not cell.startswith(NONE)) for name in columns]
-        lines.append(f"| {cell} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
+    return markdown_table(("clients, load", *(f"`{name}`" for name in columns)), rows)
 
 
 def _shown(figures: Mapping[str, Mapping[str, float]], *, targets: bool) -> str:

@@ -24,7 +24,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -53,7 +52,8 @@ from bench.right.storm_hostile import (
     key_of,
     keys_file,
 )
-from headway.lab.server import free_port
+from headway.errors import UpstreamError
+from headway.lab.server import CommandProcess, free_port
 from headway.traces.demo_tasks import demo_requests
 
 # ---- what a storm does to instances ------------------------------------------------------------------
@@ -130,12 +130,12 @@ DELAY_S = 0.01
 REAL_FLAGS = ("--dtype", "float32", "--max-num-seqs", "64")
 """In float32 a greedy answer does not depend on the rest of the batch."""
 
-STOP_TIMEOUT_S = 300.0
+START_TIMEOUT_S = STOP_TIMEOUT_S = 300.0
 SAMPLE_S = 0.25
 MIB = 1 << 20
 
 
-class GatewayProcess:
+class GatewayProcess(CommandProcess):
     """A gateway over vLLM engines of the demo model (`real`) or small instances; its logs are in `folder`.
 
     `layout` are flags in place of those pools, for engines. `hostile`: it asks for the keys of `storm_hostile`, and
@@ -146,9 +146,7 @@ class GatewayProcess:
         self, pools: str, folder: Path, *, real: bool, hostile: bool = False, layout: Sequence[str] = ()
     ) -> None:
         port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
         self.access_log = folder / "access.jsonl"
-        self.log = folder / "log"
         small = Path(__file__).with_name("storm_servers.py")
         words = [sys.executable, str(small), "gateway", str(port), pools, str(self.access_log)]
         self._headers = {}
@@ -167,8 +165,7 @@ class GatewayProcess:
             ]
             words = [sys.executable, "-m", "headway.cli", "serve", "demo", *flags, "--", *REAL_FLAGS]
         environment = {**os.environ, "STORM_DELAY_S": str(DELAY_S)}
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
+        super().__init__(words, port, folder / "log", name=pools, environment=environment)
 
     def instances(self) -> list[dict[str, Any]]:
         """What the gateway's page is told of each; nothing while it does not answer."""
@@ -179,32 +176,33 @@ class GatewayProcess:
             return told
         return []
 
-    def wait_ready(self, timeout_s: float) -> bool:
-        """Whether every instance is ready within the time."""
-        deadline_s = time.monotonic() + timeout_s
-        while time.monotonic() < deadline_s and self.process.poll() is None:
+    def wait_all_ready(self) -> None:
+        """Return once every instance is ready. Raises UpstreamError if that takes too long."""
+
+        def ready(_: str) -> bool:
             told = self.instances()
-            if told and all(each["condition"] == "ready" for each in told):
-                return True
-            time.sleep(SAMPLE_S)
-        return False
+            return bool(told) and all(each["condition"] == "ready" for each in told)
+
+        self.wait_ready(ready, START_TIMEOUT_S)
+
+    def recovers(self) -> bool:
+        """Whether every instance is ready in time."""
+        try:
+            self.wait_all_ready()
+        except UpstreamError:
+            return False
+        return True
 
     def resident_mib(self) -> float:
         """Its memory now; 0 once it has ended."""
         with suppress(OSError):
-            pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+            pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
             return pages * os.sysconf("SC_PAGE_SIZE") / MIB
         return 0.0
 
     def stop(self) -> int:
         """Its exit code, asked to stop."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return self.process.wait()
+        return self.end(timeout_s=STOP_TIMEOUT_S)
 
 
 @dataclass(slots=True)
@@ -233,8 +231,6 @@ MOST_GROWTH_MIB = 50.0
 LEAST_GOOD, MOST_HEALTH_MS = 0.95, 250.0
 ALLOWED_MIB = BUFFERED_MIB + 4 * BODY_MIB + MOST_GROWTH_MIB
 """Beside attackers: what may be held, and the largest body on its way into another process, in four pieces at most."""
-
-START_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +321,7 @@ def run(plan: Plan, folder: Path, *, hostile: bool = False) -> dict[str, Any]:
     gateway = GatewayProcess(plan.pools, folder, real=plan.real, hostile=hostile)
     try:
         print(f"starting {plan.pools}", file=sys.stderr)
-        if not gateway.wait_ready(START_TIMEOUT_S):
-            raise SystemExit(f"the instances are not ready:\n{gateway.log.read_text()[-3000:]}")
+        gateway.wait_all_ready()
         return asyncio.run((_run_hostile if hostile else _run)(plan, gateway))
     finally:
         gateway.stop()
@@ -339,7 +334,7 @@ async def _run(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
     print(f"{len(calm)} answers undisturbed; sending {len(requests)} requests", file=sys.stderr)
     memory, harm = Memory(gateway.resident_mib()), Counter[str]()
     watching = asyncio.create_task(memory.watch(gateway))
-    rng, pid = random.Random(plan.seed), gateway.process.pid
+    rng, pid = random.Random(plan.seed), gateway.pid
     harming = asyncio.create_task(harm_all(pid, plan.kinds, rng, plan.harm_every_s, plan.freeze_s, harm))
     try:
         heard = await storm(gateway.url, requests, plan.model, plan.limit_s)
@@ -347,7 +342,7 @@ async def _run(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
         harming.cancel()
         await asyncio.wait([harming])
     calmed_s = time.monotonic()
-    recovered = await asyncio.to_thread(gateway.wait_ready, START_TIMEOUT_S)
+    recovered = await asyncio.to_thread(gateway.recovers)
     recovered_s = time.monotonic() - calmed_s
     watching.cancel()
     memory.end = gateway.resident_mib()

@@ -31,7 +31,8 @@ import aiohttp
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import command_line, markdown_option, say
-from bench.right.gateway_storm import START_TIMEOUT_S, GatewayProcess, instances_of
+from bench.figures import markdown_table
+from bench.right.gateway_storm import GatewayProcess, instances_of
 from headway.gateway.request.repeat import Transcript
 from headway.traces.demo_tasks import demo_requests
 
@@ -105,7 +106,7 @@ WAYS: dict[str, Callable[[Sequence[int], int], None]] = {
 def busiest_first(gateway: GatewayProcess) -> list[int]:
     """The servers' processes by how many requests they have now, the most first."""
     busy = [each["in_flight"] for each in gateway.instances()]
-    servers = instances_of(gateway.process.pid)
+    servers = instances_of(gateway.pid)
     return [server for _, server in sorted(zip(busy, servers, strict=True), reverse=True)]
 
 
@@ -224,9 +225,8 @@ def one_way(way: str, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
         servers: list[int] = []
         try:
             say(f"{way}: starting {INSTANCES} instances")
-            if not gateway.wait_ready(START_TIMEOUT_S):
-                raise SystemExit(f"the instances are not ready:\n{gateway.log.read_text()[-3000:]}")
-            servers = instances_of(gateway.process.pid)
+            gateway.wait_all_ready()
+            servers = instances_of(gateway.pid)
             return asyncio.run(_one_way(way, kinds, gateway))
         finally:
             for server in servers:
@@ -256,7 +256,7 @@ async def _one_way(way: str, kinds: Sequence[str], gateway: GatewayProcess) -> d
         say(
             f"{way}: {sum(not each.done for each in streams)} of {len(streams)} streams run; at instances: {busy}"
         )
-        WAYS[way](await asyncio.to_thread(busiest_first, gateway), gateway.process.pid)
+        WAYS[way](await asyncio.to_thread(busiest_first, gateway), gateway.pid)
         await asyncio.gather(*running)
     lines = [json.loads(line) for line in gateway.access_log.read_bytes().splitlines()]
     resumed = {line["id"].removeprefix("resp_") for line in lines if line.get("resumes")}
@@ -274,13 +274,17 @@ async def _one_way(way: str, kinds: Sequence[str], gateway: GatewayProcess) -> d
 def markdown(found: dict[str, dict[str, dict[str, int]]]) -> str:
     """A row a kind, a column a way: same / error / lost, of those that were hit or not."""
     kinds = list(next(iter(found.values())))
-    rows = [["", *found], ["---"] * (len(found) + 1)]
-    for kind in kinds:
-        shown = [
-            " / ".join(str(ways[kind][end]) for end in ("same", "error", "lost")) for ways in found.values()
+    rows = [
+        [
+            kind,
+            *(
+                " / ".join(str(ways[kind][end]) for end in ("same", "error", "lost"))
+                for ways in found.values()
+            ),
         ]
-        rows.append([kind, *shown])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        for kind in kinds
+    ]
+    return markdown_table(["", *found], rows)
 
 
 if __name__ == "__main__":

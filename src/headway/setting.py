@@ -22,19 +22,19 @@ from headway.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class ValueBounds:
     """The values that are accepted, in words and as a test."""
 
     accepted: str
     hold: Callable[[Any], bool]
 
 
-COUNT = Bounds("1 or more", lambda value: value >= 1)
-NOT_NEGATIVE = Bounds("0 or more", lambda value: value >= 0)
-POSITIVE = Bounds("more than 0", lambda value: 0 < value < inf)
-SECONDS = Bounds("0 or more seconds", lambda value: 0 <= value < inf)
-POSITIVE_SECONDS = Bounds("more than 0 seconds", lambda value: 0 < value < inf)
-SHARE = Bounds("more than 0, up to 1", lambda value: 0 < value <= 1)
+COUNT = ValueBounds("1 or more", lambda value: value >= 1)
+NOT_NEGATIVE = ValueBounds("0 or more", lambda value: value >= 0)
+POSITIVE = ValueBounds("more than 0", lambda value: 0 < value < inf)
+SECONDS = ValueBounds("0 or more seconds", lambda value: 0 <= value < inf)
+POSITIVE_SECONDS = ValueBounds("more than 0 seconds", lambda value: 0 < value < inf)
+SHARE = ValueBounds("more than 0, up to 1", lambda value: 0 < value <= 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class Setting:
 
     help: str | None = None
     unit: str | None = None
-    bounds: Bounds | None = None
+    bounds: ValueBounds | None = None
     shown: Shown = Shown()
 
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from headway.cli.top import Gateway, Server
+from headway.cli.top import WatchedGateway, WatchedServer
 from headway.gateway.fleet.member import Condition
 from headway.http_client import open_session
 from tests.cli.conftest import Headway, Refused
@@ -65,7 +65,7 @@ async def state() -> bytes:
 async def test_a_gateway_shows_what_its_dashboard_shows(state: bytes) -> None:
     with serving({"/dashboard/state": state}) as url:
         async with open_session() as session:
-            look = await Gateway(session, url).look()
+            look = await WatchedGateway(session, url).look()
     assert "2/2 ready  in time 50%" in look.line
     written = StringIO()
     Console(width=160, file=written).print(look.whole)
@@ -80,7 +80,7 @@ async def test_instances_that_are_not_needed_are_none_that_lack(state: bytes) ->
     told["instances"][1]["condition"] = Condition.PARKED
     with serving({"/dashboard/state": msgspec.json.encode(told)}) as url:
         async with open_session() as session:
-            assert "1/1 ready" in (await Gateway(session, url).look()).line
+            assert "1/1 ready" in (await WatchedGateway(session, url).look()).line
 
 
 def test_without_a_terminal_one_look_is_one_line(headway: Headway, state: bytes) -> None:
@@ -94,7 +94,7 @@ async def test_a_single_server_shows_its_engines_and_rates_from_the_second_look_
     pages = {"/metrics": (METRICS % 100).encode()}
     with serving(pages) as url:
         async with open_session() as session:
-            server = Server(session, url)
+            server = WatchedServer(session, url)
             first = await server.look()
             pages["/metrics"] = (METRICS % 500).encode()
             second = await server.look()

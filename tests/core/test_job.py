@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.core.job import Job, has_decodes, has_prompts, is_decode
+from headway.core.job import Job, has_prompts, is_decode
 from headway.core.slo import Slo
 from tests.strategies import decoding, make_job
 
@@ -52,14 +52,12 @@ def test_a_step_extends_an_answer_or_computes_a_prompt(
 ) -> None:
     job = make_job(prompt=10, num_computed_tokens=computed, num_output_tokens=output)
     assert is_decode(job, tokens) is expected
-    assert has_decodes({job: tokens, make_job("p", prompt=10, num_computed_tokens=9): 9}) is expected
     back = decoding("back from the host")
     back.num_computed_tokens += 1
     assert has_prompts({decoding("d"): 0, job: tokens, back: 1}) is not expected
 
 
-def test_a_step_of_nobody_has_neither_decodes_nor_prompts() -> None:
-    assert not has_decodes({})
+def test_a_step_of_no_jobs_has_no_prompts() -> None:
     assert not has_prompts({})
 
 

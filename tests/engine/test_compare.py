@@ -18,9 +18,9 @@ from headway.core.job import Job, JobState
 from headway.core.plan import Fate, Reason, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.engine.model_free import ScriptedRequest, to_request
-from headway.engine.step.arrivals import WindowQueue
 from headway.engine.step.compare import compare
 from headway.engine.step.context import FilledStep, StepContext
+from headway.engine.step.window_queue import WindowQueue
 from headway.policies.eviction.reactive import Recompute
 from headway.policies.presets import PRESETS
 from headway.policies.protocols import Batching, Order

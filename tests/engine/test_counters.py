@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from headway.core.job import Job
 from headway.core.plan import Departure, Fate, Reason, StepOutcome, StepPlan
-from headway.engine.step.counters import Counters
+from headway.engine.step.counters import TOLD_EVERY_S, Counters
 from tests.strategies import UNTIMED
 
 
@@ -85,6 +85,16 @@ def test_growth_is_since_it_was_last_asked() -> None:
     counters.departures[Departure.EXPIRED] += 1
     grown = counters.grown()
     assert (grown["steps"], grown["departures.expired"], sum(grown.values())) == (2, 1, 3)
+
+
+def test_news_come_at_intervals_and_the_last_at_once() -> None:
+    counters = Counters(steps=5)
+    assert counters.news(7.0, is_last=False)["steps"] == 5
+    counters.steps += 2
+    assert counters.news(7.0 + TOLD_EVERY_S / 2, is_last=False) == {}
+    assert counters.news(7.0 + TOLD_EVERY_S, is_last=False)["steps"] == 2
+    counters.steps += 1
+    assert counters.news(7.0 + TOLD_EVERY_S, is_last=True)["steps"] == 1
 
 
 @UNTIMED

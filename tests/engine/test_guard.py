@@ -21,8 +21,9 @@ from headway.core.plan import Departure, StepOutcome, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
 from headway.engine.step.counters import Counters
-from headway.engine.step.guard import GuardedPolicy, SteadyPlan, stock_policy
+from headway.engine.step.guard import GuardedPolicy, stock_policy
 from headway.engine.step.slow_calls import SAY_AGAIN_S, SLOW_S, SlowCalls
+from headway.engine.step.steady_plan import SteadyPlan
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy
 from tests.strategies import decoding, ids, make_job

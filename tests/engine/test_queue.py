@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from vllm.v1.core.sched.request_queue import RequestQueue
 
 from headway.engine.model_free import ScriptedRequest, to_request
-from headway.engine.step.arrivals import WindowQueue
+from headway.engine.step.window_queue import WindowQueue
 from tests.strategies import UNTIMED
 
 pytestmark = pytest.mark.vllm

@@ -21,6 +21,7 @@ from headway.engine.model_free import StepLog, engine_config, make_scheduler
 from headway.engine.scheduler import AsyncPolicyScheduler, PolicyScheduler, scheduler_class
 from headway.engine.self_check import compare_logs, features_in_use, self_check
 from headway.engine.start import RUST_FRONT_END, refuse_unsupported
+from headway.engine.step.shaping import Shaping
 from headway.engine.vllm.seams import PATCHES, SCHEDULING, changed, missing
 from headway.errors import ConfigError, HeadwayError, SeamError
 
@@ -540,7 +541,7 @@ def test_preset_vllm_that_differs_with_one_feature_is_refused_with_its_name(
 ) -> None:
     installed.setattr(vllm, "__version__", "0.99.0")
     config = make_config(prefill_schedule_interval=4)
-    installed.setattr(PolicyScheduler, "_may_defer_prefills", lambda self: False)
+    installed.setattr(Shaping, "defers_prefills", lambda self, throttle: False)
     stock = Scheduler.schedule
     installed.setattr(
         Scheduler,

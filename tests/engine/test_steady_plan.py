@@ -12,7 +12,7 @@ from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.slo import Slo
 from headway.core.view import StepView
-from headway.engine.step.guard import SteadyPlan
+from headway.engine.step.steady_plan import SteadyPlan
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
 from tests.policies.instance import ReadingCost

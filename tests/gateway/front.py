@@ -18,7 +18,7 @@ from headway.gateway.fleet.member import Member
 from headway.gateway.fleet.scaling import FleetScaling
 from headway.gateway.fleet.supervisor import FleetOptions
 from headway.gateway.http.options import GatewayOptions
-from headway.gateway.request.central_queue import Batching
+from headway.gateway.request.central_queue import CentralBatching
 from headway.routing import build_router
 from headway.routing.scaling import Bounds, Scaler
 from tests.gateway.fleets import QUICK, running, until
@@ -120,7 +120,7 @@ async def gateway(
     *upstreams: Upstream,
     router: str = "round-robin",
     fleet_options: FleetOptions = QUICK,
-    batching: Batching | None = None,
+    batching: CentralBatching | None = None,
     scale: Bounds | None = None,
     **options: Any,
 ) -> AsyncIterator[Front]:

@@ -12,7 +12,7 @@ import pytest
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome
-from headway.gateway.request.central_queue import Batching
+from headway.gateway.request.central_queue import CentralBatching
 from headway.predict.lengths.facts import RequestFacts
 from headway.predict.steps.kept_batch_times import BatchTimes
 from headway.routing.batch_service import BatchCounts
@@ -39,12 +39,12 @@ class Told:
         self.learned.append((facts, output_tokens))
 
 
-def batching(row: str = "vs", predictor: Told | None = None, **settings: Any) -> Batching:
+def batching(row: str = "vs", predictor: Told | None = None, **settings: Any) -> CentralBatching:
     """Batches of two, unless said otherwise."""
     given = {"capacity_tokens": ROOMY, "batch_size": 2, **settings}
     times = BatchTimes(time.monotonic)
     times.measured([(1, 100, 10, 1.0), (2, 100, 100, 10.0)])
-    return Batching(row=row, settings=BatchSettings(**given), times=times, predictor=predictor)
+    return CentralBatching(row=row, settings=BatchSettings(**given), times=times, predictor=predictor)
 
 
 class Gate:
@@ -221,9 +221,10 @@ async def test_what_could_not_go_on_elsewhere_is_never_given_back() -> None:
         assert [turn.xargs["headway_may_move"] for turn in one.turns] == [0, 0, 0, 0, 1]
 
 
-async def test_what_an_instance_had_that_died_is_served_by_the_other() -> None:
+@pytest.mark.parametrize(("sick", "batch_size"), [(True, 2), (False, 1)], ids=["died", "seems well"])
+async def test_what_broke_at_an_instance_is_served_by_the_other(sick: bool, batch_size: int) -> None:
     async def die(turn: Turn) -> None:
-        turn.upstream.sick = True
+        turn.upstream.sick = sick
         if turn.streams:
             await turn.begin()
             await turn.token()
@@ -232,7 +233,7 @@ async def test_what_an_instance_had_that_died_is_served_by_the_other() -> None:
     async with (
         upstream("a", act=die) as first,
         upstream("b") as second,
-        gateway(first, second, batching=batching(batch_size=2)) as front,
+        gateway(first, second, batching=batching(batch_size=batch_size)) as front,
     ):
         answers = await post_all(front, named(8))
         assert {each.text for each in answers} == {TEXT}
@@ -240,23 +241,6 @@ async def test_what_an_instance_had_that_died_is_served_by_the_other() -> None:
         assert set(outcomes(front).values()) == {Outcome.FINISHED}
         assert counts(front).split >= 1
         assert len(second.turns) == 8
-
-
-async def test_what_broke_at_an_instance_that_seems_well_is_served_by_the_other() -> None:
-    async def die(turn: Turn) -> None:
-        if turn.streams:
-            await turn.begin()
-            await turn.token()
-        turn.die()
-
-    async with (
-        upstream("a", act=die) as first,
-        upstream("b") as second,
-        gateway(first, second, batching=batching(batch_size=1)) as front,
-    ):
-        answers = await post_all(front, named(6))
-        assert {each.text for each in answers} == {TEXT}
-        assert len(second.turns) == 6
 
 
 async def test_a_client_that_leaves_is_taken_out_of_the_queue_or_its_answer_is_dropped() -> None:
@@ -344,7 +328,7 @@ async def test_the_memory_is_what_the_smallest_instance_says() -> None:
 
 
 async def test_batch_times_are_measured_first_where_the_row_asks_for_them() -> None:
-    plan = Batching(
+    plan = CentralBatching(
         row="magnus", settings=BatchSettings(capacity_tokens=ROOMY), times=BatchTimes(time.monotonic)
     )
     async with upstream() as one, gateway(one, batching=plan) as front:
@@ -363,7 +347,7 @@ async def test_a_server_that_serves_no_made_up_batch_is_served_first_come_first_
         else:
             await turn.answer()
 
-    plan = Batching(
+    plan = CentralBatching(
         row="magnus", settings=BatchSettings(capacity_tokens=ROOMY), times=BatchTimes(time.monotonic)
     )
     async with upstream(act=answer) as one, gateway(one, batching=plan) as front:

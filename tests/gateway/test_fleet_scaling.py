@@ -10,7 +10,7 @@ from pathlib import Path
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Condition, Member
 from headway.gateway.fleet.scaling import STALE_S, FleetScaling
-from headway.routing.scaling import Advice, Bounds, Reason, Scaler
+from headway.routing.scaling import Advice, Bounds, Scaler, ScalingReason
 from tests.gateway.fleets import SmallServer, running, until
 from tests.gateway.test_fleet import is_, is_alive, process_of
 
@@ -45,7 +45,7 @@ async def test_an_instance_starts_when_it_is_needed_and_ends_when_it_is_not(tmp_
     async with scaled(one, two) as (fleet, scaling):
         assert (two.process, fleet.names()) == (None, ("0",))
         scaling.advised(needs(2))
-        assert scaling.recommendation.reason is Reason.MORE
+        assert scaling.recommendation.reason is ScalingReason.MORE
         await until(lambda: fleet.names() == ("0", "1"))
         process = process_of(two)
         scaling.advised(needs(1))
@@ -112,7 +112,7 @@ async def test_advice_of_long_ago_moves_nothing(tmp_path: Path) -> None:
         scaling.advised(needs(2))
         assert scaling.recommendation.instances == 2
         now[0] = STALE_S + 1
-        assert (scaling.recommendation.instances, scaling.recommendation.reason) == (1, Reason.UNKNOWN)
+        assert (scaling.recommendation.instances, scaling.recommendation.reason) == (1, ScalingReason.UNKNOWN)
 
 
 async def test_a_parked_instance_is_as_good_as_none(tmp_path: Path) -> None:
@@ -133,4 +133,4 @@ async def test_advice_about_a_long_window_is_heeded_until_the_next(tmp_path: Pat
         scaling = FleetScaling(fleet, Scaler(Bounds(1, 2), window_s=3600.0), clock=lambda: now[0])
         scaling.advised(needs(2))
         now[0] = 660.0
-        assert (scaling.recommendation.instances, scaling.recommendation.reason) == (2, Reason.MORE)
+        assert (scaling.recommendation.instances, scaling.recommendation.reason) == (2, ScalingReason.MORE)

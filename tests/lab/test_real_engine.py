@@ -18,7 +18,7 @@ from headway.core.slo import Slo
 from headway.engine.settings import EngineSettings
 from headway.engine.stepped_engine import SteppedEngine, SteppedStep
 from headway.errors import ConfigError
-from headway.lab.real_engine import Served, prompt_ids, run_real, serve, served_rps, turns
+from headway.lab.real_engine import ServedRequest, prompt_ids, run_real, serve, served_rps, turns
 from headway.traces import TraceRequest
 from tests.engine.sizes import SIZES as SMALL
 
@@ -333,9 +333,9 @@ def test_a_stream_is_served_by_its_own_clock_and_told_by_its_answers() -> None:
     )
     # a's tokens come at 1 and 2 s, b's at 3 s; nothing waits for c, which is given up a second after it came.
     assert found == [
-        Served(0, 2, 0.0, 1.0, 2.0),
-        Served(1, 1, 1.0, 3.0, 3.0),
-        Served(2, 0, 50.0, None, 51.0, "headway:shed"),
+        ServedRequest(0, 2, 0.0, 1.0, 2.0),
+        ServedRequest(1, 1, 1.0, 3.0, 3.0),
+        ServedRequest(2, 0, 50.0, None, 51.0, "headway:shed"),
     ]
     assert [each.jct_s for each in found] == [2.0, 2.0, 1.0]
     assert heard == [("a", 1, 1.0), ("a", 1, 2.0), ("b", 1, 3.0)]

@@ -11,7 +11,7 @@ import pytest
 
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError, UpstreamError
-from headway.gateway.request.central_queue import Batching
+from headway.gateway.request.central_queue import CentralBatching
 from headway.lab.batched_replay import replay_batches
 from headway.loadgen import ReplayOptions
 from headway.predict.steps.kept_batch_times import BatchTimes
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from tests.loadgen.conftest import FakeServer, Stream
 
 
-def batching(**settings: Any) -> Batching:
+def batching(**settings: Any) -> CentralBatching:
     """Batches of fixed size."""
     told = BatchSettings(capacity_tokens=1_000_000, **settings)
-    return Batching(row="vs", settings=told, times=BatchTimes(time.monotonic))
+    return CentralBatching(row="vs", settings=told, times=BatchTimes(time.monotonic))
 
 
 def requests(count: int) -> list[TraceRequest]:

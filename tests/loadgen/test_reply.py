@@ -7,12 +7,12 @@ import pytest
 
 from headway.core.record import Outcome
 from headway.errors import UpstreamError
-from headway.loadgen.openai_stream import MAX_REASON_CHARACTERS, Reply
+from headway.loadgen.openai_stream import MAX_REASON_CHARACTERS, StreamedReply
 
 
-def taken(*events: dict[str, Any]) -> Reply:
+def taken(*events: dict[str, Any]) -> StreamedReply:
     """A reply after these events, one a second from second 1 on."""
-    reply = Reply()
+    reply = StreamedReply()
     for second, event in enumerate(events, start=1):
         reply.take(json.dumps(event).encode(), float(second))
     return reply
@@ -84,7 +84,7 @@ def test_an_error_event_is_an_upstream_error() -> None:
 @pytest.mark.parametrize("data", [b"{", b"\xff", b'{"choices": 3}'])
 def test_what_is_no_chunk_is_an_upstream_error(data: bytes) -> None:
     with pytest.raises(UpstreamError, match="not a completion chunk"):
-        Reply().take(data, 0.0)
+        StreamedReply().take(data, 0.0)
 
 
 def test_a_long_error_is_shortened() -> None:

@@ -12,8 +12,8 @@ from headway.routing.scaling import (
     Advice,
     Bounds,
     Demand,
-    Reason,
     Scaler,
+    ScalingReason,
     Served,
     advise,
 )
@@ -119,12 +119,12 @@ def needs(count: int, doubt: str | None = None) -> Advice:
 def test_more_instances_at_once_and_fewer_after_a_calm_time() -> None:
     scaler = Scaler(FOUR, window_s=40.0)
     assert scaler.decide(0.0, 1, needs(3)).instances == 3
-    assert scaler.decide(0.0, 3, needs(3)).reason is Reason.STEADY
+    assert scaler.decide(0.0, 3, needs(3)).reason is ScalingReason.STEADY
     calm = [scaler.decide(at_s, 3, needs(1)) for at_s in (20.0, 40.0, 60.0)]
-    assert [(each.instances, each.reason) for each in calm] == [(3, Reason.CALM)] * 3
+    assert [(each.instances, each.reason) for each in calm] == [(3, ScalingReason.CALM)] * 3
     fewer = scaler.decide(80.0, 3, needs(1))
-    assert (fewer.instances, fewer.reason) == (1, Reason.FEWER)
-    assert scaler.decide(100.0, 1, needs(1)).reason is Reason.FLOOR
+    assert (fewer.instances, fewer.reason) == (1, ScalingReason.FEWER)
+    assert scaler.decide(100.0, 1, needs(1)).reason is ScalingReason.FLOOR
 
 
 def test_the_most_that_was_needed_in_the_calm_time_stays() -> None:
@@ -143,19 +143,19 @@ def test_what_was_needed_before_starts_nothing_that_is_not_needed_now() -> None:
 
 def test_more_than_there_may_be_is_said_to_be_the_ceiling() -> None:
     found = Scaler(FOUR).decide(0.0, 4, needs(4))
-    assert (found.instances, found.reason) == (4, Reason.CEILING)
+    assert (found.instances, found.reason) == (4, ScalingReason.CEILING)
 
 
 def test_without_advice_the_fleet_stays_and_within_its_bounds() -> None:
     found = Scaler(FOUR).decide(0.0, 6, None)
-    assert (found.instances, found.low, found.high, found.reason) == (4, 1, 4, Reason.UNKNOWN)
+    assert (found.instances, found.low, found.high, found.reason) == (4, 1, 4, ScalingReason.UNKNOWN)
 
 
 def test_in_doubt_there_are_never_fewer() -> None:
     scaler = Scaler(FOUR, window_s=0.0)
     assert scaler.decide(0.0, 2, needs(1, "far off")).instances == 2
     more = scaler.decide(10.0, 2, needs(3, "far off"))
-    assert (more.instances, more.reason) == (3, Reason.DOUBT)
+    assert (more.instances, more.reason) == (3, ScalingReason.DOUBT)
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 6), st.booleans()), max_size=40))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
-from headway.traces import NAMED_LAWS, Constant, Empirical, LengthLaw, LogNormal, Quantiles, Zipf
+from headway.traces import NAMED_LAWS, Constant, LengthLaw, LogNormal, Quantiles, Zipf
 from headway.traces.lengths import FIT_TOLERANCE
 
 # Each with its least and greatest length.
@@ -21,7 +21,6 @@ LAWS: list[tuple[LengthLaw, int, int]] = [
     (LogNormal(64.0, 0.8, maximum=512), 1, 512),
     (LogNormal(0.01, 10.0, maximum=9, minimum=4), 4, 9),
     (LogNormal.fitted(30.0, 2.0, maximum=100, minimum=5), 5, 100),
-    (Empirical((3, 3, 50)), 3, 50),
     (Quantiles(((0, 1), (0.5, 11), (1, 31))), 1, 31),
 ]
 
@@ -103,14 +102,6 @@ def test_a_fitted_law_has_the_published_mean(place: float, sigma: float, minimum
     assert (law.sigma, law.minimum, law.maximum) == (sigma, minimum, minimum + size)
 
 
-def test_empirical_draws_only_what_was_seen() -> None:
-    law = Empirical((3, 3, 50))
-    lengths = law.sample(9_000, np.random.default_rng(4))
-    assert set(lengths) == {3, 50}
-    assert lengths.count(50) == pytest.approx(3_000, abs=4 * 2_000**0.5)
-    assert law.expected_tokens() == 56 / 3
-
-
 def test_quantiles_by_hand() -> None:
     # Half of the lengths even between 1 and 11 (mean 6), half between 11 and 31 (mean 21).
     law = Quantiles(((0, 1), (0.5, 11), (1, 31)))
@@ -151,8 +142,6 @@ def test_adaptivellm_inputs_have_the_published_means(name: str, mean: float) -> 
         (lambda: LogNormal(1.0, 1.0, 5, minimum=6), r"minimum is 6; accepted: maximum \(5\) or less"),
         (lambda: LogNormal.fitted(5.0, 1.0, 5), "mean is 5.0; accepted: between 1 and 5, both excluded"),
         (lambda: LogNormal.fitted(2.3, 1e-18, 9), "sigma is 1e-18, with which no law has a mean of 2.3"),
-        (lambda: Empirical(()), "values is empty"),
-        (lambda: Empirical((1, 0)), "a length of values is 0"),
         (lambda: Quantiles(((0, 1),)), "accepted: points from probability 0 to 1"),
         (lambda: Quantiles(((0, 1), (1, 4))).up_to(4), "maximum is 4; accepted: between 1 and 4"),
         (lambda: Quantiles(((0, 1), (0.9, 2))), "accepted: points from probability 0 to 1"),

@@ -27,7 +27,7 @@ from headway_reproduce.adaptivellm.setting import (
     AdaptiveVariation,
     ModelAndData,
 )
-from headway_reproduce.study import Range, chart, ratio, short, span
+from headway_reproduce.study import chart, ratio, short
 from headway_reproduce.study_runs import EngineFindings, RunResult, StudyRun, summary_key, throughput_rps
 
 OTHERS = {"vllm": BASELINE, "vllm_s": SWAP}
@@ -77,10 +77,6 @@ class ThroughputFindings(EngineFindings[AdaptivePoint]):
             strict=False,
         )
         return mean_of_all(ratio(throughput_rps(mine), throughput_rps(theirs)) for mine, theirs in pairs)
-
-    def varied_span(self, what: AdaptiveVariation) -> Range | None:
-        """The least and the most of `varied_gain` over the scope's groups."""
-        return span(self.varied_gain(group, what) for group in self.scope.groups)
 
     def capacity_rps(self) -> dict[ModelAndData, float]:
         """What the baseline got through of each group's requests, all at once."""

@@ -345,10 +345,6 @@ class Overload:
         """The baseline with the most within targets."""
         return max((service.name for service in BASELINES), key=self.met.__getitem__)
 
-    def over_best(self, shares: Shares) -> float | None:
-        """Ascendra's share over that of the best baseline."""
-        return _over(shares, self.best)
-
     def gain(self, over: str) -> float:
         """Ascendra's requests within targets over another's; 0 over none."""
         return _over(self.met, over) or 0.0

@@ -17,7 +17,7 @@ from headway.engine.demo_model import DEMO
 from headway.engine.servers.server_command import server_command
 from headway.engine.settings import EngineSettings
 from headway.errors import SimulationError
-from headway.gateway.request.central_queue import Batching
+from headway.gateway.request.central_queue import CentralBatching
 from headway.lab.batched_replay import replay_batches
 from headway.lab.papers import Tell
 from headway.lab.server import free_port, vllm_server
@@ -142,7 +142,7 @@ def _served(
     else:
         predictor = TaughtForest(training) if policy == MAGNUS else None
         settings = BatchSettings(capacity_tokens=kv_tokens, memory_confidence=0.5)
-        batching = Batching(
+        batching = CentralBatching(
             row=policy, settings=settings, times=BatchTimes(time.monotonic), predictor=predictor
         )
         report = asyncio.run(replay_batches(requests, options, batching, (options.url,)))

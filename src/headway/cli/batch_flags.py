@@ -14,7 +14,7 @@ from headway.routing.magnus import BatchSettings, find_batch_preset
 from headway.setting import Setting
 
 if TYPE_CHECKING:
-    from headway.gateway.request.central_queue import Batching
+    from headway.gateway.request.central_queue import CentralBatching
     from headway.predict.kept_file import FileKeeper
     from headway.predict.lengths.predictor import LengthLearner
     from headway.predict.steps.kept_batch_times import BatchTimes
@@ -80,12 +80,12 @@ class CentralFlags:
     length_model: Path | None = None
 
     @contextmanager
-    def open(self) -> Iterator[Batching | None]:
+    def open(self) -> Iterator[CentralBatching | None]:
         """What a gateway batches by, None without batches; what it learns is kept until the end of the block.
 
         Raises ConfigError for an unknown predictor or a file that cannot be read.
         """
-        from headway.gateway.request.central_queue import Batching
+        from headway.gateway.request.central_queue import CentralBatching
         from headway.predict.lengths.choice import length_predictor
         from headway.predict.steps.kept_batch_times import BatchTimes
 
@@ -99,7 +99,7 @@ class CentralFlags:
             if self.length_model is not None and learner is not None:
                 for keeper in _keepers(self.length_model, learner, times):
                     kept.enter_context(keeper)
-            yield Batching(row=row, settings=self.batches.settings(), times=times, predictor=learner)
+            yield CentralBatching(row=row, settings=self.batches.settings(), times=times, predictor=learner)
 
 
 def _keepers(path: Path, learner: LengthLearner, times: BatchTimes) -> list[FileKeeper]:

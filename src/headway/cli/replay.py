@@ -33,7 +33,7 @@ from headway.setting import Setting, Shown
 
 if TYPE_CHECKING:
     from headway.core.record import Record
-    from headway.gateway.request.central_queue import Batching
+    from headway.gateway.request.central_queue import CentralBatching
     from headway.loadgen import ReplayOptions, ReplayReport
     from headway.routing.batch_service import BatchCounts
     from headway.traces import TraceRequest
@@ -184,7 +184,7 @@ def send_with_progress(
     requests: Sequence[TraceRequest],
     options: ReplayOptions,
     on_record: Callable[[Record], None],
-    batching: Batching | None = None,
+    batching: CentralBatching | None = None,
     urls: Sequence[str] = (),
 ) -> ReplayReport:
     """Replay under a progress bar; with `batching` in batches, to all of the `urls`.

@@ -31,7 +31,7 @@ from headway.gateway.fleet.models import differences
 from headway.gateway.fleet.scaling import FleetScaling
 from headway.gateway.http.client_limits import raise_file_limit
 from headway.gateway.rebalance import rebalance
-from headway.gateway.request.central_queue import Batching
+from headway.gateway.request.central_queue import CentralBatching
 from headway.http_client import open_session
 from headway.routing import build_router
 from headway.routing.scaling import Bounds, Scaler
@@ -99,7 +99,7 @@ def _launch(local: LocalInstances, index: int, member: Member) -> Any:
 class _Run:
     """One run: what was heard from outside, and in which order everything ends."""
 
-    def __init__(self, site: Site, batching: Batching | None) -> None:
+    def __init__(self, site: Site, batching: CentralBatching | None) -> None:
         self._site = site
         self._batching = batching
         self._stop = asyncio.Event()

@@ -100,24 +100,24 @@ async def _watch(flags: TopFlags) -> None:
                 live.update((await _patient(watched)).whole, refresh=True)
 
 
-async def _patient(watched: Gateway | Server) -> Look:
+async def _patient(watched: WatchedGateway | WatchedServer) -> Look:
     try:
         return await watched.look()
     except (UpstreamError, ConfigError) as error:
         return Look(f"{_clock()}  {error}", f"{error}; trying again")
 
 
-async def _watched(session: Any, url: str) -> Gateway | Server:
+async def _watched(session: Any, url: str) -> WatchedGateway | WatchedServer:
     """A gateway if it has a dashboard, else a server with metrics. Raises UpstreamError for neither."""
     from headway.http_client import get, root_of
 
     status, _ = await get(session, f"{root_of(url)}/dashboard/state")
     if status == 401:
         raise UpstreamError(f"{url} wants a key; accepted: --api-key KEY, or OPENAI_API_KEY")
-    return Gateway(session, root_of(url)) if status == 200 else Server(session, root_of(url))
+    return WatchedGateway(session, root_of(url)) if status == 200 else WatchedServer(session, root_of(url))
 
 
-class Gateway:
+class WatchedGateway:
     """A gateway, by the state that its dashboard is drawn from."""
 
     def __init__(self, session: Any, url: str) -> None:
@@ -191,7 +191,7 @@ def _recent(state: Mapping[str, Any]) -> Table:
     return _table(("last requests", "ended", "first token", "whole", "tokens"), rows)
 
 
-class Server:
+class WatchedServer:
     """A server without a gateway, by vLLM's metrics and Headway's: what it has now, and rates between two looks."""
 
     def __init__(self, session: Any, url: str) -> None:

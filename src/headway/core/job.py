@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
 
 from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import NO_TARGETS, Slo
@@ -131,11 +129,9 @@ def is_decode(job: Job, tokens: int) -> bool:
     return before >= job.num_prompt_tokens + max(0, job.num_output_tokens - 1)
 
 
-def has_decodes(tokens: Mapping[Job, int]) -> bool:
-    """Whether a step that granted `tokens`, decodes first, extended an answer. Asked as `is_decode`. O(1)."""
-    return any(is_decode(job, count) for job, count in islice(tokens.items(), 1))
-
-
 def has_prompts(tokens: dict[Job, int]) -> bool:
-    """Whether such a step computed some of a prompt. Asked as `is_decode`. O(jobs); less where prompts stand last."""
+    """Whether a step that granted `tokens` computed some of a prompt. Asked as `is_decode`.
+
+    O(jobs); less where prompts stand last.
+    """
     return any(not is_decode(job, count) for job, count in reversed(tokens.items()))

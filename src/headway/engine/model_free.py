@@ -35,7 +35,7 @@ _TOKEN_S = 2e-5
 """Virtual time of a step and of each token in it: about those of a small model on one core."""
 
 
-S = TypeVar("S", bound=Scheduler)
+SchedulerT = TypeVar("SchedulerT", bound=Scheduler)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def engine_config(model: str, *, host_kv: HostKv | None = None, **overrides: Any
     return EngineArgs(**arguments).create_engine_config()
 
 
-def make_scheduler(build: Callable[..., S], config: VllmConfig, num_blocks: int) -> S:
+def make_scheduler(build: Callable[..., SchedulerT], config: VllmConfig, num_blocks: int) -> SchedulerT:
     """A scheduler of the given class over a KV cache of `num_blocks` blocks (one of them vLLM's null block)."""
     import torch
 

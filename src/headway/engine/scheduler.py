@@ -24,18 +24,20 @@ from headway.engine.kv.transfers import transfers_of
 from headway.engine.lengths.in_engine import engine_lengths_of
 from headway.engine.settings import EngineSettings
 from headway.engine.step.admission import Admission
-from headway.engine.step.arrivals import Arrivals, WindowQueue
+from headway.engine.step.arrivals import Arrivals
 from headway.engine.step.compare import check_step
 from headway.engine.step.context import FilledStep, StepContext
 from headway.engine.step.counters import Counters
 from headway.engine.step.endings import ENDED_AS, FinalOutputs, stopped_among
 from headway.engine.step.explainer import NOT_FOLLOWED
-from headway.engine.step.guard import GuardedPolicy, SteadyPlan
+from headway.engine.step.guard import GuardedPolicy
 from headway.engine.step.outcomes import Outcomes, follow_sampled
 from headway.engine.step.shaping import Shaping
 from headway.engine.step.stall_recovery import Remedy, StallRecovery
+from headway.engine.step.steady_plan import SteadyPlan
 from headway.engine.step.step_listeners import StepListeners
 from headway.engine.step.step_model import lesson, step_time_model
+from headway.engine.step.window_queue import WindowQueue
 from headway.engine.vllm.seams import METRICS, SWAPS, works
 from headway.policies.presets import build_policy
 from headway.predict.steps.learned import LearnedCost, StepClock
@@ -46,10 +48,6 @@ if TYPE_CHECKING:
     from vllm.v1.outputs import ModelRunnerOutput
 
     from headway.engine.kv.scheduler_side import KvSwaps
-
-
-STATS_INTERVAL_S = 0.5
-"""How often the totals' growth is sent to the process that serves metrics; the last one always is."""
 
 
 P = ParamSpec("P")
@@ -106,7 +104,6 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._filled: FilledStep | None = None
         self._admission_closed = False
         self._ended_as: dict[str, Outcome] = {}
-        self._stats_due_s = 0.0
         self.admission = Admission(self)
         self.view = self._empty_view(settings, kv_blocks)
         self.lengths = engine_lengths_of(self)
@@ -120,10 +117,6 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._final_outputs = FinalOutputs()
         self.swaps = self._swaps()
         self.transfers = transfers_of(self, self.admission)
-        if self.swaps is not None:
-            self.view.host_total_blocks = self.swaps.copies.host.num_blocks
-            self.view.uncopied_blocks = self.swaps.copies.uncopied_blocks
-            self.view.unsent_blocks = self.swaps.copies.unsent_blocks
 
     def _empty_view(self, settings: EngineSettings, kv_blocks: int) -> StepView:
         """What policies see, with the limits that do not change and no job yet."""
@@ -177,7 +170,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.lengths is not None:
             self.lengths.tell(self.jobs, self.guard)
         self._settle(now_s)
-        defers = (throttle_prefills or self._between_prefills()) and self._may_defer_prefills()
+        defers = self._shaping.defers_prefills(throttle_prefills)
         plan = self._plan(self._look(now_s, defers_prefills=defers))
         repeated = self.guard.repeated and plan.run is self.ledger.residents
         if not repeated:
@@ -267,20 +260,6 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.transfers.admit_loaded(plan)
         return plan
 
-    def _between_prefills(self) -> bool:
-        """Whether the last step with prompts is fewer than `--prefill-schedule-interval` steps ago.
-
-        vLLM 0.32 spaces prompts only where data-parallel engines keep pace, and asks for that by `throttle_prefills`.
-        """
-        interval: int = getattr(self, "local_prefill_interval", 1)
-        return interval > 1 and self.num_executed_steps + 1 - self.last_prefill_step < interval
-
-    def _may_defer_prefills(self) -> bool:
-        """Whether vLLM defers prompts in a step for which that is asked: it has decodes and no backlog."""
-        return not self.prefill_capacity_bound and any(
-            not request.is_prefill_chunk for request in self.running
-        )
-
     def _depart(self, plan: StepPlan) -> None:
         """End the requests that leave; their clients hear of it with the next output."""
         for job, departure in plan.leave.items():
@@ -319,26 +298,13 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         *,
         fate: Fate | None = None,
     ) -> None:
-        """Settle what becomes of the KV, and note every preemption: planned, with a `fate`, or vLLM's own.
-
-        vLLM's own wants blocks at once, so it swaps only where the host has all of a request's KV already.
-        """
-        job = self.jobs[request.request_id]
-        if self.swaps is None:
-            super()._preempt_request(request, timestamp, drop_stale_output)
-            self.preempted[job] = Fate.RECOMPUTE
-            return
-        copies = self.swaps.copies
-        # Drafts in flight may be refused after the copy, so how much of the KV will count is not known yet.
-        uncertain = bool(self.num_spec_tokens and request.num_in_flight_tokens)
-        if request.skip_reading_prefix_cache or drop_stale_output or uncertain:  # not loaded again, or void
-            fate = Fate.RECOMPUTE
-        elif fate is None:
-            fate = copies.shortage_fate(job)
-        self.preempted[job] = copies.leave(job, fate)
-        self.counters.refused_swaps += fate is not self.preempted[job]
+        """Settle what becomes of the KV, and note every preemption: planned, with a `fate`, or vLLM's own."""
+        job, swaps = self.jobs[request.request_id], self.swaps
+        is_void = drop_stale_output
+        self.preempted[job] = Fate.RECOMPUTE if swaps is None else swaps.leave(request, fate, is_void=is_void)
         super()._preempt_request(request, timestamp, drop_stale_output)
-        copies.advance(job)
+        if swaps is not None:
+            swaps.copies.advance(job)
 
     @after_last_step
     def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
@@ -380,7 +346,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         kv_output = model_runner_output.kv_connector_output
         if self.swaps is not None and kv_output is not None and kv_output.invalid_block_ids:
             self.swaps.requests.distrust(kv_output.invalid_block_ids)
-            kv_output.invalid_block_ids = set()
+            kv_output.invalid_block_ids = (
+                set()
+            )  # vLLM's own recovery would deliver what was sampled on nothing
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
@@ -428,19 +396,16 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     # ---- the outside -------------------------------------------------------------------------------
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's statistics, carrying ours across the process border (see `engine.metrics`)."""
+        """vLLM's statistics, carrying ours across the process border (see `vllm/metrics.py`)."""
         stats = super().make_stats(*args, **kwargs)
-        now_s = self.clock()
-        due = now_s >= self._stats_due_s or not self.ledger.live
-        if stats is not None and due and works(METRICS):
-            self._stats_due_s = now_s + STATS_INTERVAL_S
-            grown = self.counters.grown()
+        if stats is not None and works(METRICS):
+            grown = self.counters.news(self.clock(), is_last=not self.ledger.live)
             stats.num_kv_fetch_reqs_by_stage.update({f"headway.{name}": grown[name] for name in grown})
         return stats
 
     @after_last_step
     def answer(self, question: str, argument: str) -> list[dict[str, Any]] | str:
-        """What another process asks, between two steps (see `engine.explainer`)."""
+        """What another process asks, between two steps (see `step/explainer.py`)."""
         explainer = self.listeners.explainer
         return NOT_FOLLOWED if explainer is None else explainer.answer(question, argument)
 

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
 
 from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
@@ -29,6 +28,7 @@ from headway.core.plan import Reason
 from headway.engine.host_kv import CONNECTOR
 from headway.engine.model_free import (
     ModelFreeEngine,
+    SchedulerT,
     ScriptedRequest,
     StepLog,
     headway_builder,
@@ -171,20 +171,20 @@ class CheckedEngine(ModelFreeEngine):
             self.scheduler.update_draft_token_ids(DraftTokenIds(live, drafts))
 
 
-def stock_builder(asynchronous: bool) -> Callable[..., Any]:
+def stock_builder(asynchronous: bool) -> type[Scheduler]:
     """vLLM's own scheduler class for this mode."""
-    stock: type[Any] = AsyncScheduler if asynchronous else Scheduler
+    stock: type[Scheduler] = AsyncScheduler if asynchronous else Scheduler
     return stock
 
 
 def run_script(
-    build: Callable[..., Any],
-    vllm_config: Any,
+    build: Callable[..., SchedulerT],
+    vllm_config: VllmConfig,
     script: Sequence[ScriptedRequest],
     *,
     num_blocks: int,
     max_steps: int,
-) -> tuple[Any, list[StepLog]]:
+) -> tuple[SchedulerT, list[StepLog]]:
     """A fresh scheduler and the log of every step it took, with as many in flight as the engine would have."""
     scheduler = make_scheduler(build, copy.deepcopy(vllm_config), num_blocks)
     engine = ModelFreeEngine(scheduler, vllm_config.max_concurrent_batches)

@@ -13,12 +13,12 @@ from headway.engine.host_kv import HostKv
 from headway.errors import ConfigError
 from headway.explain.trail import KEPT_ENDED
 from headway.policies.presets import DecodeShare, Preset, Tail, build_policy, find_preset
-from headway.setting import COUNT, Bounds, Setting, Shown, check_settings
+from headway.setting import COUNT, Setting, Shown, ValueBounds, check_settings
 
 MOST_EXPLAINED = 1_000_000
 """Requests that can be kept: each takes some kilobytes of the engine's memory."""
 
-_EXPLAINED = Bounds(
+_EXPLAINED = ValueBounds(
     f"0 (off) to {MOST_EXPLAINED:,} requests to keep", lambda value: 0 <= value <= MOST_EXPLAINED
 )
 

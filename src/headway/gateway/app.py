@@ -46,7 +46,7 @@ from headway.gateway.http.options import MIB, GatewayOptions
 from headway.gateway.http.refusal import GatewayError, bad_request, no_instance, refused
 from headway.gateway.openapi import openapi_route
 from headway.gateway.request.body_reader import BodyReader
-from headway.gateway.request.central_queue import Batching
+from headway.gateway.request.central_queue import CentralBatching
 from headway.gateway.request.forwarding import Broadcast, PassThrough, goes_to_all
 from headway.gateway.request.generation_request import MAX_ID_CHARACTERS
 from headway.gateway.request.interrupt import Interrupt, WaitCut, watch_client
@@ -80,7 +80,7 @@ class Gateway:
         router: Router,
         options: GatewayOptions,
         clock: Callable[[], float] = time.monotonic,
-        batching: Batching | None = None,
+        batching: CentralBatching | None = None,
         scaling: FleetScaling | None = None,
     ) -> None:
         log = None if options.access_log is None else AccessLog(options.access_log)

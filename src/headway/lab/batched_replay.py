@@ -14,7 +14,7 @@ from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Condition, Member
 from headway.gateway.http.client_limits import raise_file_limit
 from headway.gateway.http.options import GatewayOptions
-from headway.gateway.request.central_queue import Batching
+from headway.gateway.request.central_queue import CentralBatching
 from headway.http_client import open_session
 from headway.loadgen import ReplayOptions, ReplayReport, replay
 from headway.loadgen.replay import unless
@@ -28,7 +28,7 @@ _MOST_BUFFERED_MIB = 8192
 async def replay_batches(
     requests: Sequence[TraceRequest],
     options: ReplayOptions,
-    batching: Batching,
+    batching: CentralBatching,
     urls: Sequence[str],
     *,
     on_record: Callable[[Record], None] = lambda record: None,
@@ -56,7 +56,7 @@ async def replay_batches(
 
 @asynccontextmanager
 async def _gateway(
-    batching: Batching, urls: Sequence[str], api_key: str | None, stop: asyncio.Event
+    batching: CentralBatching, urls: Sequence[str], api_key: str | None, stop: asyncio.Event
 ) -> AsyncIterator[tuple[str, Gateway] | None]:
     """A gateway before these servers and its URL; None if `stop` is set before they are ready."""
     raise_file_limit()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from headway.errors import ConfigError
 from headway.predict.steps.attention_kernels import DEFAULT_ATTENTION
-from headway.setting import COUNT, Bounds, Setting, Shown, check_settings
+from headway.setting import COUNT, Setting, Shown, ValueBounds, check_settings
 from headway.written_path import written_path
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST_HOST_GIB = 1 << 16
 """Host memory that can be simulated: more than any machine has, and every block of it is accounted for."""
 
-_HOST_GIB = Bounds(f"0 or more GiB, up to {MOST_HOST_GIB:,}", lambda value: 0 <= value <= MOST_HOST_GIB)
+_HOST_GIB = ValueBounds(f"0 or more GiB, up to {MOST_HOST_GIB:,}", lambda value: 0 <= value <= MOST_HOST_GIB)
 _GIB = 1 << 30
 
 

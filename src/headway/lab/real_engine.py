@@ -115,7 +115,7 @@ def _wall_s(clock: EngineClock, at_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedRequest:
     """One request: its place in the stream, how many tokens came, and when, in seconds of the run.
 
     `given_up` says why, where the engine ended it before its answer was whole; a first token it may never have had.
@@ -144,7 +144,7 @@ def serve(
     clock: EngineClock | None = None,
     on_tokens: Callable[[str, int, float], None] = lambda request_id, tokens, now_s: None,
     after_step: Callable[[float], None] = lambda now_s: None,
-) -> list[Served]:
+) -> list[ServedRequest]:
     """Serve a stream (in order of arrival) under the scheduler that is in, until all requests have ended.
 
     With a `clock` of its own, all times, the scheduler's too, are by that. With `own_stops` the model ends its answers
@@ -175,12 +175,14 @@ def serve(
                 given_up[output.request_id] = str(output.stop_reason or output.finish_reason)
         after_step(now_s)
     return [
-        Served(number, tokens[id_], arrival_s, first_s.get(id_), finished_s[id_], given_up.get(id_, ""))
+        ServedRequest(
+            number, tokens[id_], arrival_s, first_s.get(id_), finished_s[id_], given_up.get(id_, "")
+        )
         for number, (id_, arrival_s) in enumerate((each.id, each.arrival_s) for each in requests)
     ]
 
 
-def served_rps(served: Sequence[Served]) -> float:
+def served_rps(served: Sequence[ServedRequest]) -> float:
     """Requests a second up to the last one's end: capacity, where all were there at once."""
     return len(served) / max(each.finished_s for each in served)
 

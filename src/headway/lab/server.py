@@ -66,6 +66,66 @@ class RunningServer:
     pid: int
 
 
+class CommandProcess:
+    """A command that serves on a port, and every process it started. All end with this process if that is killed.
+
+    What the command says is added to `log`. `name` begins the error of one that does not get ready.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        port: int,
+        log: Path,
+        *,
+        name: str = "the deployment",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.url = f"http://{HOST}:{port}"
+        self.log = log
+        self._port, self._name = port, name
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+                preexec_fn=partial(signal_with_parent, signal.SIGTERM),
+            )
+        self.pid = self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """The command's, once it has ended."""
+        return self._process.poll()
+
+    def wait_ready(self, ready: str | Callable[[str], bool], timeout_s: float) -> None:
+        """Return once a path of the command answers, or a function of its URL says so.
+
+        Raises UpstreamError if the command ends before or takes too long, with what its log says of it.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while not (_answers(self._port, ready) if isinstance(ready, str) else ready(self.url)):
+            if self.exit_code is not None or time.monotonic() > deadline_s:
+                raise UpstreamError(why_not_ready(f"{self._name} did not get ready", self.log))
+            time.sleep(_POLL_S)
+
+    def end(self, number: int = signal.SIGTERM, timeout_s: float = END_S) -> int:
+        """Ask the command to end, as its user would; its exit code. What is left after a while is killed."""
+        self._process.send_signal(number)
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
 @contextmanager
 def command_server(
     command: Sequence[str],
@@ -81,27 +141,13 @@ def command_server(
     The command and every process it started end with the block, and with this process if that is killed. Raises
     UpstreamError if the command does not get ready, with what its log says of it.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=environment,
-            start_new_session=True,
-            preexec_fn=partial(signal_with_parent, signal.SIGTERM),
-        )
-        server = RunningServer(f"http://{HOST}:{port}", process.pid)
-        try:
-            deadline_s = time.monotonic() + DEPLOY_TIMEOUT_S
-            while not (_answers(port, ready) if isinstance(ready, str) else ready(server.url)):
-                if process.poll() is not None or time.monotonic() > deadline_s:
-                    raise UpstreamError(why_not_ready(f"{name} did not get ready", log))
-                time.sleep(_POLL_S)
-            yield server
-        finally:
-            _end(process)
+    log.unlink(missing_ok=True)
+    process = CommandProcess(command, port, log, name=name, environment=environment)
+    try:
+        process.wait_ready(ready, DEPLOY_TIMEOUT_S)
+        yield RunningServer(process.url, process.pid)
+    finally:
+        process.end()
 
 
 def headway_command(*words: str) -> list[str]:
@@ -118,15 +164,3 @@ def _answers(port: int, path: str) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask the command to end, as its user would; what is left of its group after a while is killed."""
-    process.terminate()
-    try:
-        process.wait(END_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)

@@ -51,7 +51,7 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 @dataclass(slots=True)
-class Reply:
+class StreamedReply:
     """What has come back for one request so far; times are seconds of the caller's clock.
 
     `cut` tells that the connection failed, which is no answer of the server's; `refused`, as what a request counts that
@@ -120,7 +120,7 @@ async def stream_completion(
     session: aiohttp.ClientSession,
     url: str,
     body: bytes,
-    reply: Reply,
+    reply: StreamedReply,
     clock: Callable[[], float],
     leave_after_tokens: int | None = None,
 ) -> None:

@@ -15,7 +15,7 @@ import aiohttp
 from headway.core.record import Outcome, Record
 from headway.errors import ConfigError
 from headway.http_client import api_url, find_model, open_session
-from headway.loadgen.openai_stream import Reply, stream_completion
+from headway.loadgen.openai_stream import StreamedReply, stream_completion
 from headway.loadgen.replay_options import Dialect, ReplayOptions
 from headway.routing.batch_service import BatchCounts
 from headway.traces import TraceRequest
@@ -101,12 +101,17 @@ class ReplayBook:
             more = f", and {others} more like it" if others else ""
             raise ConfigError(f"request {first.id!r}{more}: {reasons[first.id]}; accepted: requests that fit")
         for request in refused:
-            reply = Reply(error=reasons[request.id])
+            reply = StreamedReply(error=reasons[request.id])
             self.enter(request, reply, *reply.outcome())
         return [request for request in requests if not reasons[request.id]]
 
     def enter(
-        self, request: TraceRequest, reply: Reply, outcome: Outcome, error: str | None = None, **placed: Any
+        self,
+        request: TraceRequest,
+        reply: StreamedReply,
+        outcome: Outcome,
+        error: str | None = None,
+        **placed: Any,
     ) -> None:
         """Write a request's record; `placed` are fields that only a replay over several instances knows."""
         forced = not (self.options.plain or self.options.own_stops) and outcome is Outcome.FINISHED
@@ -176,7 +181,7 @@ class _Replay:
     book: ReplayBook
     began_s: float | None = None
     sender: asyncio.Task[None] | None = None
-    in_flight: dict[asyncio.Task[None], tuple[TraceRequest, Reply]] = field(default_factory=dict)
+    in_flight: dict[asyncio.Task[None], tuple[TraceRequest, StreamedReply]] = field(default_factory=dict)
     thinking: set[asyncio.Task[None]] = field(default_factory=set)
     followers: dict[str, TraceRequest] = field(default_factory=dict)
 
@@ -192,17 +197,17 @@ class _Replay:
         for request in free:
             body = self.dialect.body(request)
             await asyncio.sleep(request.arrival_s - self.now_s())
-            reply = Reply()
+            reply = StreamedReply()
             task = group.create_task(self._follow_session(request, body, reply))
             self.in_flight[task] = request, reply
 
-    async def _follow_session(self, request: TraceRequest, body: bytes, reply: Reply) -> None:
+    async def _follow_session(self, request: TraceRequest, body: bytes, reply: StreamedReply) -> None:
         """Send a request, and after its end the turns that wait for it."""
         task = asyncio.current_task()
         assert task is not None
         await self._follow(request, body, reply)
         while (following := self.followers.get(request.id)) is not None:
-            request, reply = after(following, self.now_s()), Reply()
+            request, reply = after(following, self.now_s()), StreamedReply()
             body = self.dialect.body(request)
             self.thinking.add(task)
             await asyncio.sleep(request.arrival_s - self.now_s())
@@ -222,7 +227,7 @@ class _Replay:
             self._enter(request, reply, Outcome.CANCELLED)
         self.in_flight.clear()
 
-    async def _follow(self, request: TraceRequest, body: bytes, reply: Reply) -> None:
+    async def _follow(self, request: TraceRequest, body: bytes, reply: StreamedReply) -> None:
         """Send one request, read its answer to the end, and record what became of it."""
         url = api_url(self.options.url, "completions")
         leave = self._leaves_after(request)
@@ -244,7 +249,9 @@ class _Replay:
             return None
         return rng.randrange(request.output_tokens)
 
-    def _enter(self, request: TraceRequest, reply: Reply, outcome: Outcome, error: str | None = None) -> None:
+    def _enter(
+        self, request: TraceRequest, reply: StreamedReply, outcome: Outcome, error: str | None = None
+    ) -> None:
         if reply.sent_s is not None:
             self.book.report.lateness_s.append(reply.sent_s - request.arrival_s)
         self.book.enter(request, reply, outcome, error)

@@ -13,7 +13,7 @@ from headway.planner.objective import Finals, Gain, choose, gain
 from headway.planner.preparation import Prepared
 from headway.planner.runs import KeptPlanRuns, RunCounts, Runner, Tell
 from headway.planner.sampling import candidates, sample
-from headway.planner.search import MOST_HALVINGS, Field, Found, SearchPlan, sampled_s, search
+from headway.planner.search import MOST_HALVINGS, Field, SearchPlan, SearchResult, sampled_s, search
 from headway.results import Summary
 from headway.statistics import Interval
 
@@ -78,7 +78,7 @@ class PlannedDeployment:
 
     prepared: Prepared
     tried: int
-    found: Found
+    found: SearchResult
     best: Mapping[int, Configuration]
     choice: Configuration
     default: Configuration
@@ -132,7 +132,7 @@ def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell
     )
 
 
-def _best(prepared: Prepared, tried: Field, found: Found) -> dict[int, Configuration]:
+def _best(prepared: Prepared, tried: Field, found: SearchResult) -> dict[int, Configuration]:
     """Of those that were to be tried; the default is only compared with, unless it is one of them."""
     return {
         gpus: choose(
@@ -160,7 +160,7 @@ def _holds(prepared: Prepared, summaries: Sequence[Summary]) -> bool:
 def _fewest(
     prepared: Prepared,
     best: Mapping[int, Configuration],
-    found: Found,
+    found: SearchResult,
     on_unseen: Callable[[int], Mapping[Configuration, Sequence[Summary]]],
 ) -> Fewest:
     """Number by number: what holds the aim on the samples that chose it may miss it on those that chose nothing."""

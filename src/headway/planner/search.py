@@ -163,14 +163,16 @@ class RungReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What was left at the last rung on each number of GPUs, sample by sample, and the way there."""
 
     finals: Mapping[int, Finals]
     reports: tuple[RungReport, ...]
 
 
-def search(field: Field, default: Mapping[int, Configuration], plan: SearchPlan, measure: Measure) -> Found:
+def search(
+    field: Field, default: Mapping[int, Configuration], plan: SearchPlan, measure: Measure
+) -> SearchResult:
     """Halve the field until the last rung.
 
     The default of each number of GPUs is measured to the end beside the others, as what they are compared with. The
@@ -198,7 +200,7 @@ def search(field: Field, default: Mapping[int, Configuration], plan: SearchPlan,
         )
         reports.append(report)
         if rung.last:
-            return Found(found, tuple(reports))
+            return SearchResult(found, tuple(reports))
         there = after
     raise AssertionError("a ladder ends with its last rung")
 

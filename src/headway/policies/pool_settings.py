@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import Annotated
 
 from headway.policies.presets import POOLED, Preset, find_preset
-from headway.setting import COUNT, Bounds, Setting, check_settings
+from headway.setting import COUNT, Setting, ValueBounds, check_settings
 
 _HAND_OFF, _LP_BATCHING, _HP_BATCHING = "at-risk", "within-budgets", "elastic"
-_THRESHOLD = Bounds("a share of the target between -1 and 1", lambda value: -1 < value < 1)
+_THRESHOLD = ValueBounds("a share of the target between -1 and 1", lambda value: -1 < value < 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

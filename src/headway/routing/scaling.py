@@ -167,7 +167,7 @@ def advise(replay: Replay, demand: Demand, now_s: float, bounds: Bounds) -> Advi
     )
 
 
-class Reason(StrEnum):
+class ScalingReason(StrEnum):
     """Why so many instances are recommended."""
 
     MORE = "more"
@@ -195,7 +195,7 @@ class Recommendation:
     instances: int
     low: int
     high: int
-    reason: Reason
+    reason: ScalingReason
 
 
 class Scaler:
@@ -212,7 +212,7 @@ class Scaler:
         bounds, needs = self.bounds, self._needed
         if advice is None:
             count = bounds.clamp(current)
-            return Recommendation(count, bounds.floor, bounds.ceiling, Reason.UNKNOWN)
+            return Recommendation(count, bounds.floor, bounds.ceiling, ScalingReason.UNKNOWN)
         if not needs:
             needs.append((now_s, current))
         wanted = max(advice.needed, current) if advice.doubt is not None else advice.needed
@@ -221,16 +221,16 @@ class Scaler:
             needs.popleft()
         count = bounds.clamp(max(needed for _, needed in needs))
         count = min(count, max(current, bounds.clamp(wanted)))
-        reason = Reason.DOUBT if advice.doubt is not None else self._reason(count, current, advice)
+        reason = ScalingReason.DOUBT if advice.doubt is not None else self._reason(count, current, advice)
         return Recommendation(count, min(advice.low, count), max(advice.high, count), reason)
 
-    def _reason(self, count: int, current: int, advice: Advice) -> Reason:
+    def _reason(self, count: int, current: int, advice: Advice) -> ScalingReason:
         if count > current:
-            return Reason.MORE
+            return ScalingReason.MORE
         if count == self.bounds.ceiling and advice.needed >= count:
-            return Reason.CEILING
+            return ScalingReason.CEILING
         if count < current:
-            return Reason.FEWER
+            return ScalingReason.FEWER
         if advice.needed < count:
-            return Reason.CALM
-        return Reason.FLOOR if count == self.bounds.floor else Reason.STEADY
+            return ScalingReason.CALM
+        return ScalingReason.FLOOR if count == self.bounds.floor else ScalingReason.STEADY

@@ -5,7 +5,6 @@ from headway.traces.formats import MOONCAKE_BLOCK_TOKENS
 from headway.traces.lengths import (
     NAMED_LAWS,
     Constant,
-    Empirical,
     LengthLaw,
     LengthPair,
     LogNormal,
@@ -25,7 +24,6 @@ __all__ = [
     "AllAtOnce",
     "ArrivalProcess",
     "Constant",
-    "Empirical",
     "Fixed",
     "Gamma",
     "LengthLaw",

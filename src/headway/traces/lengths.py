@@ -151,27 +151,6 @@ class LogNormal:
 
 
 @dataclass(frozen=True, slots=True)
-class Empirical:
-    """Lengths that were seen, drawn again with replacement (the bootstrap)."""
-
-    values: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not self.values:
-            raise ConfigError("values is empty; accepted: one length or more")
-        for value in self.values:
-            _require_tokens("a length of values", value)
-
-    def sample(self, count: int, rng: np.random.Generator) -> list[int]:
-        """As `LengthLaw.sample`."""
-        return [self.values[place] for place in rng.integers(len(self.values), size=count)]
-
-    def expected_tokens(self) -> float:
-        """As `LengthLaw.expected_tokens`."""
-        return sum(self.values) / len(self.values)
-
-
-@dataclass(frozen=True, slots=True)
 class Quantiles:
     """A table of (probability, length), straight between its points and rounded.
 

@@ -16,7 +16,7 @@ from headway.core.batch_shape import MOST_GRAPHED_TOKENS, BatchShape
 from headway.core.record import Record
 from headway.errors import ConfigError
 from headway.lab.policy_choice import OWN_PARTS, policy_factory
-from headway.lab.real_engine import Served
+from headway.lab.real_engine import ServedRequest
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import StepSeconds
 from headway.sim.simulation import simulate
@@ -52,7 +52,7 @@ def keep_runs(found: Study) -> None:
     for run in found.runs():
         jct_s = 0.2 if run.seats == 1024 and run.contender.stock else 0.1
         served = [
-            Served(
+            ServedRequest(
                 number=at,
                 output_tokens=request.output_tokens,
                 arrival_s=request.arrival_s,
@@ -148,7 +148,7 @@ def test_what_steps_take_beyond_a_sheet_is_found_from_when_answers_begin_and_end
     )
     ended = {record.id: record for record in found}
     served = [
-        Served(
+        ServedRequest(
             number=at,
             output_tokens=request.output_tokens,
             arrival_s=request.arrival_s,

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from bench.figures import GOODPUT, MEAN_JCT, Runs
-from bench.gain.broken_predictions import REFERENCES, Change
 from bench.gain.headway_real import BROKEN_KINDS, CellRuns, cell_figures, markdown, options, plan_of, verdicts
 from bench.gain.headway_real_runs import (
     SWEEP_SEED,
@@ -30,6 +29,7 @@ from bench.gain.headway_real_runs import (
     stock_name,
     taught,
 )
+from bench.governor import REFERENCES, Change
 from bench.real_runs import (
     CONTROL,
     PRIORITY,
@@ -50,7 +50,7 @@ from headway.core.slo import Slo
 from headway.engine.host_kv import HostKv
 from headway.engine.stepped_engine import SteppedEngine
 from headway.errors import ConfigError
-from headway.lab.real_engine import EngineClock, Served, WallTime
+from headway.lab.real_engine import EngineClock, ServedRequest, WallTime
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
 from headway.results import Summary, summarize
@@ -95,7 +95,7 @@ def test_a_stream_has_nothing_that_the_predictor_was_taught_with() -> None:
 
 def test_who_was_given_up_is_not_answered() -> None:
     requests = untaught_stream(20.0, 1.0, seed=1)[:2]
-    served = [Served(0, 5, 0.0, 0.5, 1.0), Served(1, 0, 0.2, None, 0.7, "headway:shed")]
+    served = [ServedRequest(0, 5, 0.0, 0.5, 1.0), ServedRequest(1, 0, 0.2, None, 0.7, "headway:shed")]
     first, second = records(requests, served)
     assert (first.outcome, first.output_tokens, first.finished_s) == (Outcome.FINISHED, 5, 1.0)
     assert (second.outcome, second.first_token_s, second.error) == (Outcome.SHED, None, "headway:shed")
@@ -130,7 +130,7 @@ def plan(tmp_path: Path) -> Plan:
     for run in made.sweep():
         jct_s = {4: 9.0, 8: 4.0, 16: 3.0, 32: 3.0, 64: 9.5}[run.seats]
         served = [
-            Served(number, 2, request.arrival_s, request.arrival_s + 0.1, request.arrival_s + jct_s)
+            ServedRequest(number, 2, request.arrival_s, request.arrival_s + 0.1, request.arrival_s + jct_s)
             for number, request in enumerate(made.stream(NONE, 1.0, SWEEP_SEED))
         ]
         # One that is out at once, sooner with fewer seats, so that goodput is not the same 0 for all.
@@ -140,7 +140,7 @@ def plan(tmp_path: Path) -> Plan:
     return made
 
 
-def write(run: Run, served: list[Served], out: Path) -> None:
+def write(run: Run, served: list[ServedRequest], out: Path) -> None:
     run.file(out).write_bytes(msgspec.json.encode(KeptRun(served=served)))
 
 
@@ -258,7 +258,7 @@ def test_stock_has_nothing_on_the_host() -> None:
 def test_a_run_is_kept_and_read_back(tmp_path: Path) -> None:
     run = Run(Contender("predicted, steps x 3", "predicted", predictor=TAUGHT, steps=3.0), TWO, 8, 1.2, 1)
     found = KeptRun(
-        served=[Served(0, 3, 0.0, 0.1, 0.2), Served(1, 0, 0.0, None, 0.2, "headway:shed")],
+        served=[ServedRequest(0, 3, 0.0, 0.1, 0.2), ServedRequest(1, 0, 0.0, None, 0.2, "headway:shed")],
         counters={"steps": 4},
         changes=[Change(0.0, "predictions")],
     )
@@ -269,11 +269,11 @@ def test_a_run_is_kept_and_read_back(tmp_path: Path) -> None:
 
 def test_what_the_governor_did_is_counted_over_all_runs() -> None:
     one = KeptRun(
-        served=[Served(0, 3, 0.0, 0.1, 10.0)],
+        served=[ServedRequest(0, 3, 0.0, 0.1, 10.0)],
         counters={"planned_steps": 100, "distrusting_steps": 25, "steps": 100},
         changes=[Change(0.0, "no lengths"), Change(2.5, "predictions")],
     )
-    other = KeptRun(served=[Served(0, 3, 0.0, 0.1, 4.0)], changes=[Change(0.0, "predictions")])
+    other = KeptRun(served=[ServedRequest(0, 3, 0.0, 0.1, 4.0)], changes=[Change(0.0, "predictions")])
     found = governor_of([one, other])
     assert found["counters"] == {
         "planned_steps": 100,

@@ -163,8 +163,6 @@ def test_ratios_in_overload_are_over_the_best_of_the_three(full: AscendraFinding
     assert (first.over, first.best) == (1.0, "vllm")
     assert first.gain("vllm") == pytest.approx(0.9 / 0.7)
     assert first.gain("sarathi") == pytest.approx(9.0)
-    assert first.over_best(first.dropped) == pytest.approx(0.1 / 0.3)
-    assert first.over_best(first.late) == pytest.approx(0.1 / 0.3)
 
 
 def test_the_smallest_factor_of_those_who_go_by_targets_and_of_those_who_do_not(

@@ -18,7 +18,7 @@ from headway.engine.kv.copies import CopyOrders
 from headway.engine.kv.scheduler_side import KvSwaps
 from headway.engine.reason import reason_left
 from headway.engine.step.admission import Admission
-from headway.engine.step.context import KvPort
+from headway.engine.step.ports import KvPort
 from headway.engine.step.step_listeners import StepListeners
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from headway.core.plan import Fate, StepPlan
 from headway.engine.host_kv import HostKv, most_layers
 from headway.engine.kv.copies import CopyOrder, CopyOrders, CopyReport
 from headway.engine.step.admission import Admission
-from headway.engine.step.context import KvPort
+from headway.engine.step.ports import KvPort
 from headway.engine.step.stall_recovery import PATIENCE_S
 from headway.engine.step.step_listeners import StepListeners
 
@@ -123,6 +123,9 @@ class KvSwaps:
         self.step_waits = False
         self.answered_s = 0.0
         self._short_since_s: float | None = None
+        view = engine.view
+        view.host_total_blocks = self.copies.host.num_blocks
+        view.uncopied_blocks, view.unsent_blocks = self.copies.uncopied_blocks, self.copies.unsent_blocks
 
     def _in_flight(self, job: Job) -> bool:
         return bool(self._engine.requests[job.id].num_in_flight_tokens)
@@ -163,6 +166,23 @@ class KvSwaps:
             self.copies.runs(job)
         elif not waits:
             self.requests.back(job)
+
+    def leave(self, request: Request, fate: Fate | None, *, is_void: bool) -> Fate:
+        """Let a request go from the device; what becomes of its KV, which counts for nothing if it `is_void`.
+
+        A preemption without a `fate` is vLLM's own. Blocks are wanted at once then, so only KV that the host has
+        already is swapped.
+        """
+        engine, job = self._engine, self._engine.jobs[request.request_id]
+        # Drafts in flight may be refused after the copy, so how much of the KV will count is not known yet.
+        uncertain = bool(engine.num_spec_tokens and request.num_in_flight_tokens)
+        if request.skip_reading_prefix_cache or is_void or uncertain:  # not loaded again, or void
+            fate = Fate.RECOMPUTE
+        elif fate is None:
+            fate = self.copies.shortage_fate(job)
+        left_as = self.copies.leave(job, fate)
+        engine.counters.refused_swaps += left_as is not fate
+        return left_as
 
     def put_back(self, request: Request, fate: Fate) -> None:
         """Preempt a request that has come back, or is about to, and has not run."""

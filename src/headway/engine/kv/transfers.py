@@ -13,7 +13,7 @@ from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.engine.host_kv import CONNECTOR
 from headway.engine.step.admission import Admission
-from headway.engine.step.context import StepPort
+from headway.engine.step.ports import StepPort
 
 logger = logging.getLogger(__name__)
 

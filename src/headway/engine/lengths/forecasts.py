@@ -35,7 +35,7 @@ _GAUGES = {
 }
 
 
-class Errors(NamedTuple):
+class ForecastErrors(NamedTuple):
     """How far off a prediction was, in tokens."""
 
     absolute_tokens: float
@@ -86,7 +86,7 @@ class LengthMetrics:
         """The predictor raised."""
         self._grow("headway_length_faults", 1)
 
-    def answered(self, errors: Sequence[Errors], quality: PredictionQuality) -> None:
+    def answered(self, errors: Sequence[ForecastErrors], quality: PredictionQuality) -> None:
         """An answer has ended; what is unknown so far is not shown."""
         self._grow("headway_length_answers", 1)
         values = {
@@ -131,7 +131,7 @@ class Forecasts:
         self.quality = PredictionQuality()
         self._metrics = metrics
         self._closed = False
-        self._errors: deque[Errors] = deque(maxlen=WINDOW_ANSWERS)
+        self._errors: deque[ForecastErrors] = deque(maxlen=WINDOW_ANSWERS)
         self._has_failed = False
 
     def read(self, facts_of: Callable[[], RequestFacts | None]) -> RequestFacts | None:
@@ -162,7 +162,7 @@ class Forecasts:
         if estimate is not None:
             self.quality.observe(estimate, output_tokens)
             self._errors.append(
-                Errors(abs(estimate.tokens - output_tokens), estimate.pinball_tokens(output_tokens))
+                ForecastErrors(abs(estimate.tokens - output_tokens), estimate.pinball_tokens(output_tokens))
             )
         self._metrics.answered(self._errors, self.quality)
         try:

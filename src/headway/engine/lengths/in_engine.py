@@ -20,8 +20,8 @@ from headway.core.job import Job
 from headway.core.length_estimate import LengthEstimate
 from headway.engine.lengths.forecasts import ForecastArrival
 from headway.engine.lengths.service import LengthService, facts_of_ids, open_service
-from headway.engine.step.context import StepPort
 from headway.engine.step.guard import GuardedPolicy
+from headway.engine.step.ports import StepPort
 from headway.engine.vllm.plugin import has_rust_front_end
 from headway.engine.vllm.seams import LENGTHS, NOTICING, works
 

@@ -13,7 +13,7 @@ from headway.core.job import Job, JobState
 from headway.core.plan import Reason, StepPlan
 from headway.core.prefix_watch import PrefixWatch
 from headway.engine.step.adapters import AdapterSlots
-from headway.engine.step.context import StepPort, Swaps
+from headway.engine.step.ports import StepPort, Swaps
 
 
 class Admission:

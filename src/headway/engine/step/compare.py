@@ -11,7 +11,8 @@ from vllm.v1.request import RequestStatus
 from headway.core.job import Job, JobState
 from headway.core.plan import Reason, StepOutcome
 from headway.engine.step.admission import Admission
-from headway.engine.step.context import FilledStep, StepPort
+from headway.engine.step.context import FilledStep
+from headway.engine.step.ports import StepPort
 
 if TYPE_CHECKING:
     from vllm.v1.request import Request

@@ -11,6 +11,9 @@ from headway.policies.protocols import KnowsLate, Order, Predicting
 
 logger = logging.getLogger(__name__)
 
+TOLD_EVERY_S = 0.5
+"""How often the totals' growth is sent to the process that serves metrics; the last one always is."""
+
 
 @dataclass(slots=True)
 class Counters:
@@ -51,6 +54,7 @@ class Counters:
     departures: Counter[Departure] = field(default_factory=Counter)
     differences: Counter[Reason] = field(default_factory=Counter)
     _told: dict[str, int] = field(default_factory=dict)
+    _due_s: float = 0.0
 
     def stepped(self, outcome: StepOutcome) -> None:
         """Count a step that was filled and compared with its plan."""
@@ -75,13 +79,22 @@ class Counters:
         flat.update((f"differences.{reason}", self.differences[reason]) for reason in Reason)
         return flat
 
+    def news(self, now_s: float, *, is_last: bool) -> dict[str, int]:
+        """What `grown` says, every TOLD_EVERY_S and at last; empty in between."""
+        if now_s < self._due_s and not is_last:
+            return {}
+        self._due_s = now_s + TOLD_EVERY_S
+        return self.grown()
+
     def grown(self) -> dict[str, int]:
         """By how much every total has grown since this was last asked; the first time, the totals."""
         before, self._told = self._told, self.flat()
         return {name: total - before.get(name, 0) for name, total in self._told.items()}
 
 
-_TOTALS = tuple(each.name for each in fields(Counters) if each.type in ("int", "float"))
+_TOTALS = tuple(
+    each.name for each in fields(Counters) if each.name[0] != "_" and each.type in ("int", "float")
+)
 
 
 class TrustWatch:

@@ -18,7 +18,7 @@ from headway.errors import RecordError
 from headway.results.records import RecordWriter
 
 if TYPE_CHECKING:
-    from headway.engine.step.context import StepPort
+    from headway.engine.step.ports import StepPort
 
 logger = logging.getLogger(__name__)
 

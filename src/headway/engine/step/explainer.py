@@ -17,7 +17,7 @@ from headway.core.plan import StepOutcome
 from headway.core.record import Record
 from headway.core.view import StepView
 from headway.engine.host_kv import worker_block_bytes
-from headway.engine.step.context import StepPort
+from headway.engine.step.ports import StepPort
 from headway.errors import ConfigError
 from headway.explain.explanation import explain
 from headway.explain.story import Kind

@@ -6,7 +6,8 @@ from vllm.v1.engine import EngineCoreOutputs
 
 from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome, StepPlan
-from headway.engine.step.context import FilledStep, StepPort
+from headway.engine.step.context import FilledStep
+from headway.engine.step.ports import StepPort
 
 
 class Outcomes:

@@ -12,7 +12,8 @@ from headway.core.host_copies import HostCopies
 from headway.core.job import Job
 from headway.core.plan import Fate, Reason, StepPlan
 from headway.engine.step.admission import Admission
-from headway.engine.step.context import StepContext, StepPort
+from headway.engine.step.context import StepContext
+from headway.engine.step.ports import StepPort
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -64,6 +65,20 @@ class Shaping:
             over_adapters=() if self._admission.adapters is None else self._admission.adapters.over,
             not_offloaded=not_offloaded,
         )
+
+    def defers_prefills(self, throttle: bool) -> bool:
+        """Whether vLLM computes no prompts in this step: asked to, and it has decodes and no backlog.
+
+        Asked by `throttle`, or by `--prefill-schedule-interval`: the last step with prompts is fewer steps ago. vLLM
+        0.32 spaces prompts only where data-parallel engines keep pace, and throttles for that.
+        """
+        engine = self._engine
+        interval: int = getattr(engine, "local_prefill_interval", 1)
+        if not (
+            throttle or (interval > 1 and engine.num_executed_steps + 1 - engine.last_prefill_step < interval)
+        ):
+            return False
+        return not engine.prefill_capacity_bound and not all(each.is_prefill_chunk for each in engine.running)
 
     def undo(self) -> None:
         """Put back what a step narrowed, but for vLLM's limits."""

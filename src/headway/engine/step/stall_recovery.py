@@ -10,7 +10,7 @@ from vllm.v1.request import RequestStatus
 
 from headway.core.plan import StepOutcome
 from headway.engine.step.admission import Admission
-from headway.engine.step.context import StepPort
+from headway.engine.step.ports import StepPort
 from headway.predict.steps.learned import StepClock
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,10 @@ from headway.core.plan import StepOutcome
 from headway.core.record import Outcome
 from headway.engine.step.admission import Admission
 from headway.engine.step.compare import compare
-from headway.engine.step.context import FilledStep, StepPort
+from headway.engine.step.context import FilledStep
 from headway.engine.step.endings import records_of
 from headway.engine.step.explainer import explainer_of
+from headway.engine.step.ports import StepPort
 
 
 class StepListeners:

@@ -16,7 +16,7 @@ from headway.gateway.book.dashboard_state import BatchState
 from headway.gateway.book.metrics import counter, gauge, single
 
 
-class Outlook(msgspec.Struct, kw_only=True):
+class BatchOutlook(msgspec.Struct, kw_only=True):
     """What a batch's object says under `headway`: whether its window will be kept, by the rate of the last ten minutes.
 
     `expected_at` is when the last answer comes, `unfinished` how many requests will have none when the window closes;
@@ -38,14 +38,14 @@ class BatchBoard(Collector):
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
 
-    def outlook(self, batch_id: str) -> Outlook | None:
+    def outlook(self, batch_id: str) -> BatchOutlook | None:
         """How a batch is; None once it has ended."""
         batch = self._batches.open.get(batch_id)
         if batch is None:
             return None
         forecast = batch.forecast
         ends_in_s = None if forecast is None else forecast.ends_in_s
-        return Outlook(
+        return BatchOutlook(
             in_flight=batch.sequences,
             requests_per_s=None if forecast is None else round(forecast.requests_per_s, 3),
             needed_per_s=None if forecast is None else round(forecast.needed_per_s, 3),

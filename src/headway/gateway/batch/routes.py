@@ -24,7 +24,7 @@ from headway.gateway.batch.objects import (
     window_s,
 )
 from headway.gateway.batch.store import Page
-from headway.gateway.batch.upload import Form, read_form
+from headway.gateway.batch.upload import UploadForm, read_form
 from headway.gateway.http.api import BATCHES_PATH, FILES_PATH
 from headway.gateway.http.asgi_client import KEY_TENANT, body_pieces, read_body
 from headway.gateway.http.client_limits import HELD
@@ -97,7 +97,7 @@ class BatchPages:
                 "in all (--max-files-mib): delete some",
             )
 
-    def _uploaded(self, form: Form, file_id: str, tenant: str) -> FileRecord:
+    def _uploaded(self, form: UploadForm, file_id: str, tenant: str) -> FileRecord:
         purpose = form.fields.get("purpose")
         if purpose != PURPOSE:
             raise bad_request(f"purpose is {purpose!r}; accepted: {PURPOSE!r}", "purpose")

@@ -18,7 +18,7 @@ FILE = "file"
 MAX_FILENAME = 256
 
 
-class Form:
+class UploadForm:
     """What a form says: its short fields, the file's name, and how many bytes the file has."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -83,14 +83,14 @@ class Form:
 
 async def read_form(
     headers: Headers, pieces: AsyncIterator[bytes], path: Path, checked: Callable[[int], None]
-) -> Form:
+) -> UploadForm:
     """Read a form, its file to `path`, which is there afterwards unless an error is raised.
 
     `checked` is told how many bytes more there are. Raises GatewayError (400) for what is no such form, OSError.
     """
     try:
         with path.open("wb") as file:
-            form = Form(file)
+            form = UploadForm(file)
             parser = _parser(headers, form)
             async for piece in pieces:
                 checked(len(piece))
@@ -108,7 +108,7 @@ async def read_form(
     return form
 
 
-def _parser(headers: Headers, form: Form) -> MultipartParser:
+def _parser(headers: Headers, form: UploadForm) -> MultipartParser:
     kind, options = parse_options_header(dict(headers).get(b"content-type", b""))
     if kind != b"multipart/form-data" or not options.get(b"boundary"):
         raise bad_request(

@@ -29,7 +29,7 @@ from headway.gateway.book.dashboard_state import (
     DoorState,
     HandOff,
     InstanceState,
-    Load,
+    RecentLoad,
     RecentRequest,
     SlackBand,
     Span,
@@ -250,11 +250,11 @@ class Dashboard:
     def _sparks(self, account: ClassAccount) -> list[Growth]:
         return self._classes.series(account, SPARK_STEP_S, SPARK_STEPS)
 
-    def _load(self) -> Load:
+    def _load(self) -> RecentLoad:
         span_s = self._classes.span_s(MINUTE_S) or SAMPLE_EVERY_S
         requests = self._sparks(_ALL)
         tokens = self._tokens.series("output", SPARK_STEP_S, SPARK_STEPS)
-        return Load(
+        return RecentLoad(
             requests_per_s=self._classes.growth(_ALL, MINUTE_S)[0] / span_s,
             output_tokens_per_s=self._tokens.growth("output", MINUTE_S)[0] / span_s,
             requests_spark=[step[0] / SPARK_STEP_S for step in requests],

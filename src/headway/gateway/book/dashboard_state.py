@@ -121,7 +121,7 @@ class BatchState(msgspec.Struct, kw_only=True):
     unfinished: int
 
 
-class Load(msgspec.Struct, kw_only=True):
+class RecentLoad(msgspec.Struct, kw_only=True):
     """Rates over the last minute, or the time there is, and in steps of 5 s over five minutes."""
 
     requests_per_s: float
@@ -143,7 +143,7 @@ class DashboardState(msgspec.Struct, kw_only=True):
     model: str
     at_s: float
     up_s: float
-    load: Load
+    load: RecentLoad
     overall: ClassState
     instances: list[InstanceState]
     max_queue: int | None

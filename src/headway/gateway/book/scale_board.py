@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from headway.gateway.fleet.scaling import FleetScaling
 from headway.gateway.http.refusal import GatewayError, json_page, refused
-from headway.routing.scaling import Reason, Served
+from headway.routing.scaling import ScalingReason, Served
 
 PATH = "/v1/scale"
 _NAME = "headway_recommended_instances"
@@ -55,7 +55,7 @@ class ScaleBoard(Collector):
         if scaling is None:
             raise GatewayError(404, "no_scale", _ACCEPTED)
         found, advice = scaling.recommendation, scaling.advice
-        known = advice if found.reason is not Reason.UNKNOWN else None
+        known = advice if found.reason is not ScalingReason.UNKNOWN else None
         return ScaleReply(
             recommended=found.instances,
             low=found.low,
@@ -78,7 +78,7 @@ class ScaleBoard(Collector):
         yield GaugeMetricFamily(f"{_NAME}_low", "That would do if demand grew less", value=found.low)
         yield GaugeMetricFamily(f"{_NAME}_high", "That would be needed if demand grew more", value=found.high)
         family = GaugeMetricFamily(f"{_NAME}_reason", "1 for why there should be so many", labels=("reason",))
-        for reason in Reason:
+        for reason in ScalingReason:
             family.add_metric((reason,), found.reason is reason)
         yield family
 

@@ -30,7 +30,7 @@ _CONTEXT_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batching:
+class CentralBatching:
     """How a central queue batches: a row of `routing.magnus`, what guesses lengths, and what guesses times.
 
     Without a `predictor` an answer is planned at its limit. `settings` without a capacity take that of the instances.
@@ -50,7 +50,7 @@ class CentralQueue:
     hold, and for rows that choose by it how long batches take, is asked and measured before the first batch.
     """
 
-    batching: Batching
+    batching: CentralBatching
     fleet: Fleet
     clock: Callable[[], float]
     _lengths: LengthThread = field(init=False)

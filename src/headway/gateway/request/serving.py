@@ -22,7 +22,7 @@ from headway.gateway.http.asgi_client import Client
 from headway.gateway.http.options import GatewayOptions
 from headway.gateway.http.refusal import GatewayError, no_instance
 from headway.gateway.request.admission_queue import AdmissionQueue
-from headway.gateway.request.central_queue import Batching, CentralQueue
+from headway.gateway.request.central_queue import CentralBatching, CentralQueue
 from headway.gateway.request.generation_request import GenerationRequest
 from headway.gateway.request.interrupt import Cut, InstanceLosses, Interrupt, WaitCut
 from headway.gateway.request.program import KnownPrograms
@@ -96,7 +96,7 @@ class Serving:
         *,
         clock: Callable[[], float] = time.monotonic,
         log: AccessLog | None = None,
-        batching: Batching | None = None,
+        batching: CentralBatching | None = None,
     ) -> None:
         self.fleet = fleet
         self.router = router

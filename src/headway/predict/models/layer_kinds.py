@@ -50,7 +50,7 @@ _EVERY_LAYER_FULL = {"attn_type_list", "full_attn_mod"}
 """Keys that say with 1, once or for each layer, that all layers attend to all keys."""
 
 
-class Heads(NamedTuple):
+class HeadSizes(NamedTuple):
     """A layer's heads: of queries, of keys and values, and how wide keys and values are."""
 
     query: int
@@ -70,7 +70,7 @@ _ALL = _Window()
 
 
 def attention_layers_of(
-    read: ConfigReader, family: Family, layers: int, heads: Heads
+    read: ConfigReader, family: Family, layers: int, heads: HeadSizes
 ) -> tuple[AttentionLayers, ...]:
     """The kinds of layers of a model with such heads, those without a window first, else in their order.
 
@@ -160,19 +160,19 @@ def _if_accepted(read: ConfigReader, windowed: list[bool]) -> list[bool]:
 # ---- how many heads a layer has, and how wide ------------------------------------------------------
 
 
-def heads_of(read: ConfigReader, family: Family, hidden: int) -> Heads:
+def heads_of(read: ConfigReader, family: Family, hidden: int) -> HeadSizes:
     """What a config tells of heads, for all layers but those that it tells of apart. Raises ConfigError as above."""
     query = read.needed("num_attention_heads", "n_head", "n_heads")
     width = _head_dim(read, hidden, query)
     value = read.known("v_head_dim") or width
     if value != width and not family.swa_heads:
         raise read.refuse("v_head_dim")
-    return Heads(query, _kv_heads(read, query), width, value)
+    return HeadSizes(query, _kv_heads(read, query), width, value)
 
 
 def _heads_by_layer(
-    read: ConfigReader, family: Family, heads: Heads, windows: Sequence[_Window]
-) -> list[Heads]:
+    read: ConfigReader, family: Family, heads: HeadSizes, windows: Sequence[_Window]
+) -> list[HeadSizes]:
     """Each layer's heads: those of all layers, or by the keys of families whose layers differ."""
     if (told := read.config.get("per_layer_config")) is not None:
         return _told_by_layer(read, heads, told, len(windows))
@@ -182,7 +182,7 @@ def _heads_by_layer(
         width = read.known("global_head_dim") or _GLOBAL_HEAD_DIM
         full = heads._replace(kv=kv or heads.kv, width=width, value_width=width)
     if family.swa_heads:
-        sliding = Heads(
+        sliding = HeadSizes(
             query=read.known("swa_num_attention_heads") or heads.query,
             kv=read.known("swa_num_key_value_heads") or 2 * heads.kv,
             width=read.known("swa_head_dim") or heads.width,
@@ -196,7 +196,7 @@ _GLOBAL_HEAD_DIM = 512
 _TOLD_BY_LAYER = {"num_attention_heads": "query", "num_key_value_heads": "kv", "head_dim": "width"}
 
 
-def _told_by_layer(read: ConfigReader, heads: Heads, told: object, layers: int) -> list[Heads]:
+def _told_by_layer(read: ConfigReader, heads: HeadSizes, told: object, layers: int) -> list[HeadSizes]:
     """By `per_layer_config`, in which transformers 5 writes what differs, by the index of the layer."""
     found = [heads] * layers
     if not isinstance(told, Mapping):
