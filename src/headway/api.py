@@ -91,6 +91,7 @@ def simulate(
     model: str,
     policies: Sequence[str] = DEFAULT_POLICIES,
     loads: Sequence[float] = (1.0,),
+    of_capacity: bool = False,
     seeds: int = 1,
     engine: EngineSizes = EngineSizes(),  # noqa: B008 - a frozen value
     instances: int | None = None,
@@ -104,7 +105,9 @@ def simulate(
     jobs: int = 1,
     out: str | PathLike[str] | None = None,
 ) -> Simulation:
-    """Simulate every policy at every load (requests arrive `load` times as fast) with seeds 0 to `seeds` - 1.
+    """Simulate every policy at every load with seeds 0 to `seeds` - 1: requests arrive `load` times as fast.
+
+    With `of_capacity` they arrive at that share of what `vllm` gets through with all requests queued.
 
     The arguments are those of `headway simulate`, which runs the same code and gives the same bytes. `parts` replaces
     parts of every policy, as `{"batching": "top-jobs"}`. `out` keeps the runs, and the same call goes on with them.
@@ -129,6 +132,7 @@ def simulate(
         max_output_tokens=max_output_tokens,
         predictor=predictor,
         kv_tier=None if kv_tier is None else parse_kv_tier(kv_tier),
+        of_capacity=of_capacity,
     )
     if jobs < 1:
         raise ConfigError.of("jobs", jobs, "1 or more")
