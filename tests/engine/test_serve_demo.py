@@ -297,7 +297,9 @@ def test_a_killed_owner_takes_its_server_along(serving: Serving) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
+)
 def test_a_signal_ends_a_starting_server_with_all_its_processes(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
