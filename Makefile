@@ -8,9 +8,10 @@ WORKERS := $(shell echo $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 )))  # one more t
 unexport PYTHONDONTWRITEBYTECODE  # else every server and worker compiles what the one before it did
 
 TOOLS := .venv-tools
+RAY := .venv-ray
 PAGES := $(OUT)/pages
 
-.PHONY: help setup demo test lint check soak versions bench golden lock docs manifests
+.PHONY: help setup demo how-long test lint check soak versions bench ray golden lock docs manifests
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -18,11 +19,14 @@ help: ## this list
 setup: ## create .venv with Headway and vLLM's CPU build, from the lock
 	@$(PYTHON) bootstrap.py
 
-demo: setup ## vllm and headway on real vLLM at 0.9 of this machine's capacity: which did better, and a page of plots
+demo: how-long setup ## vllm and headway on real vLLM at 0.9 of this machine's capacity: which did better, and a page of plots
 	@rm -rf $(DEMO)
 	$(BIN)/headway bench --model demo --trace demo --load 0.9 --policies vllm,headway --out $(DEMO) -- \
 		--max-num-seqs 16 --max-num-batched-tokens 1024
 	$(BIN)/headway report $(DEMO) --out $(DEMO)/report.html
+
+how-long:
+	@echo "two policies, one after the other: three to four minutes on two cores, and the first time two more for set-up"
 
 test: setup ## the fast tests, on every core: no server, no model
 	$(BIN)/pytest -m "not engine$(if $(filter quick,$(PROPERTIES)), and not slow)" --hypothesis-profile $(PROPERTIES) --numprocesses $(WORKERS) --dist worksteal
@@ -31,7 +35,7 @@ lint: setup ## style, import rules, sizes, prose, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/pytest tests/test_house.py tests/test_documents.py tests/test_prose.py
+	$(if $(filter quick,$(PROPERTIES)),$(BIN)/pytest tests/test_house.py tests/test_documents.py tests/test_prose.py)
 	$(BIN)/mypy
 
 check: PROPERTIES := full
@@ -79,6 +83,15 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/right/outputs.py --json
 	$(BIN)/python bench/right/soak.py --json
 
+ray: setup $(RAY)/ready ## two replicas on Ray Serve, then behind the gateway, one killed under load: ten minutes
+	PYTHONPATH=$(CURDIR)/$(RAY):$(CURDIR)/deploy/ray $(BIN)/python bench/right/ray_serve.py --json
+
+# A folder of packages beside .venv, since Ray Serve runs in the environment of the engine.
+$(RAY)/ready: requirements/ray.lock
+	@rm -rf $(RAY)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --target $(RAY) --requirement $<
+	@touch $@
+
 golden: setup ## rewrite the stored results; review the diff
 	$(BIN)/pytest tests/golden --rewrite-golden
 
@@ -92,6 +105,9 @@ manifests: $(TOOLS)/ready ## workflows, compose and Kubernetes files against the
 	$(TOOLS)/bin/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(TOOLS)/bin/check-jsonschema --builtin-schema vendor.compose-spec deploy/compose/compose.yaml
 	$(TOOLS)/bin/kubernetes-validate --strict --quiet deploy/kubernetes/headway/engines.yaml deploy/kubernetes/headway/gateway.yaml
+	@mkdir -p $(OUT)
+	@if command -v kubectl > /dev/null; then kubectl kustomize deploy/kubernetes/headway > $(OUT)/kubernetes.yaml \
+		&& $(TOOLS)/bin/kubernetes-validate --strict --quiet $(OUT)/kubernetes.yaml; fi
 
 # An environment of its own: what serves and tests is set up sooner without.
 $(TOOLS)/ready: requirements/tools.lock
@@ -105,3 +121,6 @@ lock: ## for maintainers: resolve the locks anew (needs uv)
 		--python-version 3.11 --no-header --no-annotate --no-emit-find-links --no-emit-index-url -o requirements/cpu.lock
 	UV_FIND_LINKS="$$($(PYTHON) -m pip config get global.find-links)" uv pip compile --group tools \
 		--python-version 3.11 --no-header --no-annotate --no-emit-find-links --no-emit-index-url -o requirements/tools.lock
+	UV_FIND_LINKS="$$($(PYTHON) -m pip config get global.find-links)" uv pip compile --group ray \
+		--constraint requirements/cpu.lock --python-version 3.11 --no-header --no-annotate --no-emit-find-links \
+		--no-emit-index-url | grep --line-regexp --fixed-strings --invert-match --file requirements/cpu.lock > requirements/ray.lock

@@ -33,8 +33,6 @@ PACKAGES = sorted(
 MOST_WORDS_A_SENTENCE = 18
 """In the mean of a page."""
 MOST_WORDS = {"README.md": 900, "CHANGELOG.md": 1_500, "all pages": 25_000, "a decision": 450}
-LONG_YET = {"fastserve.md": 32, "magnus.md": 26}
-"""Pages that are still to be rewritten, and the mean that they may not pass. A row goes with its page's rewriting."""
 LEAST_SENTENCES = 900
 """Of all pages together: fewer are found only by a measure that is broken."""
 HUMAN = re.compile(r"(?i)clients?|users?|person|people|operators?|maintainers?|readers?")
@@ -123,14 +121,7 @@ def mean_sentence(page: Path) -> float:
 
 @pytest.mark.parametrize("page", READ, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_sentences_are_short_in_the_mean(page: Path) -> None:
-    assert mean_sentence(page) <= LONG_YET.get(page.name, MOST_WORDS_A_SENTENCE)
-
-
-def test_no_page_is_excused_without_need() -> None:
-    excused = [page for page in PAGES if page.name in LONG_YET]
-    assert len(excused) == len(LONG_YET)
-    short = [page.name for page in excused if mean_sentence(page) <= MOST_WORDS_A_SENTENCE]
-    assert not short, "remove these pages from LONG_YET"
+    assert mean_sentence(page) <= MOST_WORDS_A_SENTENCE
 
 
 def test_pages_have_sentences() -> None:
@@ -147,11 +138,7 @@ def test_documents_keep_to_their_words() -> None:
     assert {name for name, count in decisions.items() if count > MOST_WORDS["a decision"]} == set()
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in READ if page.name not in LONG_YET],
-    ids=lambda page: page.relative_to(ROOT).as_posix(),
-)
+@pytest.mark.parametrize("page", READ, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_pages_call_requests_by_their_name(page: Path) -> None:
     assert persons(page.read_text()) == []
 

@@ -91,6 +91,7 @@ def simulate(
     model: str,
     policies: Sequence[str] = DEFAULT_POLICIES,
     loads: Sequence[float] = (1.0,),
+    of_capacity: bool = False,
     seeds: int = 1,
     engine: EngineSizes = EngineSizes(),  # noqa: B008 - a frozen value
     instances: int | None = None,
@@ -104,11 +105,13 @@ def simulate(
     jobs: int = 1,
     out: str | PathLike[str] | None = None,
 ) -> Simulation:
-    """Simulate every policy at every load (requests arrive `load` times as fast) with seeds 0 to `seeds` - 1.
+    """Simulate every policy at every load with seeds 0 to `seeds` - 1.
 
-    The arguments are those of `headway simulate`, which runs the same code and gives the same bytes. `parts` replaces
-    parts of every policy, as `{"batching": "top-jobs"}`. `out` keeps the runs, and the same call goes on with them.
-    With `jobs` above 1, a script must call this below `if __name__ == "__main__":`, since processes import it again.
+    Requests arrive `load` times as fast, or with `of_capacity` at that share of what `vllm` gets through queued.
+
+    The arguments are those of `headway simulate`, which gives the same bytes. `parts` replaces parts of every policy,
+    as `{"batching": "top-jobs"}`. `out` keeps the runs, and the same call goes on with them. With `jobs` above 1, a
+    script must call this below `if __name__ == "__main__":`, since processes import it again.
     Raises ConfigError or TraceError, before anything runs, for what is not accepted.
 
     >>> demo = simulate("demo", hardware="h100", model="Qwen/Qwen3-8B", policies=["vllm", "sjf"])
@@ -129,9 +132,15 @@ def simulate(
         max_output_tokens=max_output_tokens,
         predictor=predictor,
         kv_tier=None if kv_tier is None else parse_kv_tier(kv_tier),
+        of_capacity=of_capacity,
     )
     if jobs < 1:
         raise ConfigError.of("jobs", jobs, "1 or more")
+    return _simulated(asked, jobs, out)
+
+
+def _simulated(asked: SimulationRequest, jobs: int, out: str | PathLike[str] | None) -> Simulation:
+    """The runs, in their folder: a temporary one where none is named."""
     setup = set_up(asked)
     with ExitStack() as undone:
         root = Path(out or mkdtemp(prefix="headway-"))

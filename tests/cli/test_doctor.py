@@ -39,6 +39,7 @@ def test_a_package_that_lacks_is_named_in_a_command_that_works_without_an_index_
     [
         ("0.32.0+cpu", "ok", "0.32.0+cpu, a tested version"),
         ("0.99.1", "ok", "0.99.1, not a tested version (0.32.0, 0.33.0): a self-check runs at each start"),
+        ("dev", "ok", "dev, not a tested version (0.32.0, 0.33.0): a self-check runs at each start"),
         ("0.31.9", "wrong", "0.31.9, older than 0.32"),
         (None, "missing", "not installed; `simulate` and `plan` work without"),
     ],
@@ -62,7 +63,10 @@ def test_a_list_of_plugins_without_ours_is_wrong(allowed: str | None, mends: str
     assert plugin_finding(allowed).mends == mends
 
 
-def test_a_feature_that_this_vllm_does_not_carry_is_named_with_what_is_lost() -> None:
+def test_a_feature_that_this_vllm_does_not_carry_is_named_with_what_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headway.engine.machine.is_cpu_build", lambda: False)
     lost = FeatureState(
         "its own metrics", "The headway_* totals on /metrics stay empty.", ("vllm.x:A.b", "vllm.x:C")
     )
@@ -94,22 +98,34 @@ def test_a_machine_that_is_well_ends_with_code_0(headway: Headway, monkeypatch: 
     lines = ended.out.splitlines()
     assert ended.code == 0, ended.out
     assert "ok      GPU 0: H100, 80 GiB" in lines
-    assert next(each for each in lines if "served by the policy" in each).startswith("ok")
+    decided, stock, refused = (each for each in lines if "with vLLM's: " in each)
+    assert decided.startswith("ok      ")
+    assert decided.endswith(": the policy decides")
+    assert stock == "note    with vLLM's: --runner pooling: requests are served in stock order"
+    assert refused == "note    with vLLM's: --no-enable-chunked-prefill: `headway serve` refuses to start"
 
 
+@pytest.mark.parametrize(
+    ("on_cpu", "mends"),
+    [
+        (False, "pip install --force-reinstall vllm==0.32.0"),
+        (True, "rm .venv/headway-setup.json && make setup, in a checkout"),
+    ],
+)
 def test_a_vllm_that_cannot_be_imported_ends_with_code_1_and_its_last_words(
-    headway: Headway, monkeypatch: pytest.MonkeyPatch
+    headway: Headway, monkeypatch: pytest.MonkeyPatch, on_cpu: bool, mends: str
 ) -> None:
     def broken() -> Inspected:
         raise SeamError("vLLM cannot be imported: ImportError: libcudart.so.13")
 
     monkeypatch.setattr(doctor, "_vllm_version", lambda: "0.32.0")
+    monkeypatch.setattr("headway.engine.machine.is_cpu_build", lambda: on_cpu)
     monkeypatch.setattr(inspection, "inspect_vllm", broken)
     ended = headway("doctor", "--json")
     assert ended.code == 1
     last = Finding(**json.loads(ended.out)[-1])
     assert last.says.endswith("libcudart.so.13")
-    assert last.mends == "pip install --force-reinstall vllm==0.32.0"
+    assert last.mends == mends
 
 
 def test_without_vllm_nothing_is_imported_and_nothing_is_wrong(

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from headway.cli.serve import ServeFlags
 from headway.cli.serve_layout import GatewayFlags
 from headway.cli.serve_site import ServeRequest, Site, build_site
 from headway.engine.servers.instances_command import CORES_VARIABLE
+from headway.engine.servers.server_command import server_command
 from headway.engine.settings import EngineSettings
 from headway.policies.pool_settings import PoolSettings
 from tests.cli.conftest import Refused
@@ -51,6 +53,52 @@ def test_pools_may_have_other_numbers(
     monkeypatch.delenv(CORES_VARIABLE, raising=False)
     made = site(tmp_path, pools)
     assert (parts(made, "lp"), parts(made, "hp")) == (lp, hp)
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "rules"),
+    [
+        ("ascendra-lp", {"late": "serve"}, ["at-risk"]),
+        ("ascendra-hp", {"late": "serve"}, []),
+        ("ascendra-hp", {"late": "refuse"}, ["expired"]),
+        ("sjf", {"late": "refuse"}, ["expired"]),
+        (
+            "ascendra-lp",
+            {"late": "serve", "pools": PoolSettings(hand_off_threshold=0.2)},
+            ["at-risk:threshold=0.2"],
+        ),
+    ],
+)
+def test_late_requests_are_served_or_refused_as_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy: str, given: dict[str, Any], rules: list[str]
+) -> None:
+    monkeypatch.delenv(CORES_VARIABLE, raising=False)
+    asked = {"engine": {}, "host_kv": {}, "pools": PoolSettings(), "gateway": GatewayFlags(), "model": "demo"}
+    settings = ServeFlags(**{**asked, **given}).settings(policy)
+    arguments = server_command(str(tmp_path), settings, ("127.0.0.1", 8000)).arguments
+    config = json.loads(arguments[arguments.index("--additional-config") + 1])
+    assert config["headway"]["leaving"] == rules
+    assert EngineSettings.from_additional_config(config).preset().leaving == tuple(rules)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("demo", "--late", "never"), "--late is never; accepted: serve or refuse"),
+        (
+            ("demo", "--late", "serve", "--leaving", "expired"),
+            "--late and --leaving are given; accepted: one",
+        ),
+        (
+            ("--join", "http://127.0.0.1:9", "--late", "serve"),
+            "no instance is started here; accepted: with MODEL",
+        ),
+    ],
+)
+def test_what_to_do_with_late_requests_is_said_once_to_an_instance_that_is_started(
+    refused: Refused, words: tuple[str, ...], complaint: str
+) -> None:
+    assert complaint in refused("serve", *words)
 
 
 @pytest.mark.parametrize(

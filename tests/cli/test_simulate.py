@@ -47,6 +47,15 @@ def test_json_is_one_object_and_all_else_is_on_stderr(simulate: Headway) -> None
     assert "How requests ended" in err
 
 
+def test_a_load_is_a_share_of_capacity(simulate: Headway) -> None:
+    code, out, err = simulate("--json", load="0.2,2", policies="vllm")
+    assert code == 0
+    light, heavy = (json.loads(out)[f"vllm load={load}"] for load in ("0.2", "2"))
+    assert light["mean_ttft_s"] < heavy["mean_ttft_s"]
+    assert light["duration_s"] > 3 * heavy["duration_s"]
+    assert "requests a second (`vllm`, all requests queued)" in err
+
+
 def test_why_requests_failed_is_said_and_a_run_in_which_all_did_is_no_success(
     simulate: Headway, tmp_path: Path
 ) -> None:
@@ -247,6 +256,8 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
         ({"max_num_batched_tokens": 0}, "--max-num-batched-tokens is 0; accepted: 1 or more"),
         ({"predictor": "tea-leaves"}, "unknown predictor 'tea-leaves'; accepted: none, learned, "),
         ({"predictor": "noisy-oracle:tau=2"}, "tau of a noisy oracle is 2.0; accepted: above 0, at most 1"),
+        ({"load": "0"}, "load is '0'; accepted: a number above 0"),
+        ({"load": "1", "rate_scale": "2"}, "--load is 1 and --rate-scale 2; accepted: one of the two"),
         ({"explain": "x"}, "no request 'x' in the trace; its 40 ids begin 0, 1, 2, 3, 4"),
         ({"explain": "1", "seeds": 2}, "accepted: one load, one seed"),
         ({"explain": "1", "rate_scale": "1,2"}, "accepted: one load, one seed"),

@@ -1,9 +1,17 @@
-"""OpenAI's and Anthropic's own clients, through the gateway, at real vLLM: every API in which tokens are asked for."""
+"""One vLLM engine behind the gateway, through the programs that people use: OpenAI's and Anthropic's clients for every
+API in which tokens are asked for and for batches, `headway explain` and `headway shadow`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import json
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import anthropic
@@ -19,13 +27,18 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 ASKED: list[Any] = [{"role": "user", "content": "copy: k7 m2 x9"}]
 EXPIRES = {"x-slo-ttft-ms": "1"}
+REQUESTS, TOKENS = 12, 40
+"""Of the requests that are explained."""
+LINES, LINE_TOKENS = 16, 12
+"""Of the batch."""
 
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
-    """One seat, so that who comes second waits."""
-    flags = ("--instances", "1", "--policy", "edf", "--leaving", "expired", "--", "--max-num-seqs", "1")
-    started = Serving(tmp_path_factory.mktemp("apis"), *flags)
+    """One seat, so that all but one request wait."""
+    folder = tmp_path_factory.mktemp("apis")
+    flags = ("--instances", "1", "--policy", "edf", "--leaving", "expired", "--slo-ttft", "60")
+    started = Serving(folder, *flags, "--batch-dir", str(folder / "batches"), "--", "--max-num-seqs", "1")
     try:
         started.wait_for(lambda: "1 of 1 instances ready" in started.log.read_text())
         yield started
@@ -43,6 +56,65 @@ def messages(serving: Serving) -> Iterator[anthropic.Anthropic]:
 def responses(serving: Serving) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{serving.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+def headway(*words: str) -> str:
+    """What a command prints."""
+    done = subprocess.run(
+        [sys.executable, "-m", "headway.cli", *words], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def ask(url: str, number: int) -> None:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+        client.completions.create(
+            model="demo",
+            prompt=[300 + number] * 40,
+            max_tokens=TOKENS,
+            extra_body={"ignore_eos": True},
+            extra_headers={"X-Request-Id": f"mine-{number}"},
+        )
+
+
+def explained(url: str, request_id: str) -> dict[str, Any]:
+    """The one engine's account of a request, once it is known to have ended there."""
+    for _ in range(50):
+        [told] = asyncio.run(ask_about(url, request_id))["requests"]
+        if told["outcome"] != "live":
+            break
+        time.sleep(0.1)
+    found: dict[str, Any] = told
+    return found
+
+
+def test_requests_are_explained_and_shadowed_over_http(serving: Serving) -> None:
+    # The first on this server: a shadow simulates all that it was asked.
+    with ThreadPoolExecutor(REQUESTS) as pool:
+        list(pool.map(lambda number: ask(serving.url, number), range(REQUESTS)))
+    instance = f"http://127.0.0.1:{serving.port + 1}"
+    told = {number: explained(serving.url, f"mine-{number}") for number in range(REQUESTS)}
+    assert {each["output_tokens"] for each in told.values()} == {TOKENS}
+    assert all(each["instance"] == "0" for each in told.values())
+    for each in told.values():
+        assert sum(part["seconds"] for part in each["waited"]) == pytest.approx(each["waited_s"], abs=1e-3)
+    number, longest = max(told.items(), key=lambda item: float(item[1]["waited_s"]))
+    assert longest["waited"][0]["why"] == "all seats were taken"
+    assert longest["num_behind"] >= 1  # how many had come before it is the machine's speed to say
+    assert longest["predicted"]["judged_steps"] > 0
+    assert longest["slack"][0]["target"] == "first token"
+    # The server alone says the same, under vLLM's own name for it; and so does the command.
+    [alone] = asyncio.run(ask_about(instance, longest["id"]))["requests"]
+    assert alone["chapters"] == longest["chapters"]
+    assert "all seats were taken" in headway("explain", "--url", serving.url, f"mine-{number}")
+    assert len(headway("explain", "--url", instance).splitlines()) == REQUESTS + 1
+    said = json.loads(headway("shadow", "--url", instance, "--policies", "sjf", "--once", "--json"))
+    assert said["requests"] == REQUESTS
+    assert said["figures"]["live"]["finished"] == REQUESTS
+    assert ("sjf" in said["figures"]) == (said["cannot_judge"] is None)  # a busy machine's steps vary
+    live, control = (said["figures"][name]["mean_jct_s"] for name in ("live", "live policy, simulated"))
+    assert 0.4 < control / live < 2.0
 
 
 def expired(serving: Serving) -> int:
@@ -109,3 +181,31 @@ def test_who_expires_unserved_is_told_to_come_again(
                 responses.completions.create(
                     model="demo", prompt=prompt, n=n, stream=stream, extra_headers=EXPIRES
                 )
+
+
+def line(number: int) -> dict[str, object]:
+    body = {"model": "demo", "prompt": [300 + number] * 40, "max_tokens": LINE_TOKENS, "ignore_eos": True}
+    return {"custom_id": f"r{number}", "method": "POST", "url": "/v1/completions", "body": body}
+
+
+def test_a_batch_is_served_beside_interactive_requests(serving: Serving, responses: openai.OpenAI) -> None:
+    data = b"".join(json.dumps(line(number)).encode() + b"\n" for number in range(LINES))
+    file = responses.files.create(file=("in.jsonl", io.BytesIO(data)), purpose="batch")
+    batch = responses.batches.create(
+        input_file_id=file.id, endpoint="/v1/completions", completion_window="24h"
+    )
+    slo = {"x-slo-ttft-ms": "60000"}
+    own = responses.completions.create(model="demo", prompt=[9] * 20, max_tokens=4, extra_headers=slo)
+    assert own.choices[0].finish_reason in ("length", "stop")
+    while batch.status not in ("completed", "failed", "expired", "cancelled"):
+        time.sleep(0.2)
+        batch = responses.batches.retrieve(batch.id)
+    assert (batch.status, batch.error_file_id) == ("completed", None)
+    assert batch.output_file_id is not None
+    answers = [json.loads(each) for each in responses.files.content(batch.output_file_id).text.splitlines()]
+    assert sorted(each["custom_id"] for each in answers) == sorted(f"r{number}" for number in range(LINES))
+    used = [each["response"]["body"]["usage"]["completion_tokens"] for each in answers]
+    assert used == [LINE_TOKENS] * LINES
+    told = headway("explain", "--url", serving.url, answers[0]["id"])
+    assert f"of {batch.id}, whose window closes on" in told
+    assert "target whole answer within" in told

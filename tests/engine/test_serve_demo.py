@@ -287,16 +287,19 @@ def test_vllms_own_benchmark_client_runs_against_it(serving: Serving, tmp_path: 
     assert json.loads((tmp_path / "result.json").read_text())["completed"] == 10
 
 
-def test_a_signal_ends_a_running_server_with_all_its_processes(serving: Serving) -> None:
-    """The one that the tests above have asked: it is the last of them, and needs it no longer."""
+def test_a_killed_owner_takes_its_server_along(serving: Serving) -> None:
+    """The server that the tests above have asked: this is the last of them. `test_serve_swaps` ends one by a signal."""
     processes = serving.processes()
     assert len(processes) >= 3  # API server, engine core, worker
-    serving.process.send_signal(signal.SIGTERM)
-    assert serving.process.wait() == 0
-    assert not any(map(is_alive, processes))
+    serving.process.kill()
+    serving.process.wait()
+    while any(map(is_alive, processes)):
+        time.sleep(0.1)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), pytest.param(signal.SIGINT, 130, marks=pytest.mark.long)]
+)
 def test_a_signal_ends_a_starting_server_with_all_its_processes(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
@@ -306,16 +309,6 @@ def test_a_signal_ends_a_starting_server_with_all_its_processes(
     serving.process.send_signal(number)
     assert serving.process.wait() == code
     assert not any(map(is_alive, processes))
-
-
-def test_a_killed_owner_takes_its_server_along(tmp_path: Path) -> None:
-    serving = Serving(tmp_path)
-    serving.wait_ready()
-    processes = serving.processes()
-    serving.process.kill()
-    serving.process.wait()
-    while any(map(is_alive, processes)):
-        time.sleep(0.1)
 
 
 def test_a_server_that_cannot_start_says_so(tmp_path: Path) -> None:

@@ -49,6 +49,7 @@ async def test_requests_swapped_under_load_end_once_at_their_full_length(tmp_pat
     try:
         serving.wait_ready()
         processes = serving.processes()
+        assert len(processes) >= 3  # API server, engine core, worker
         trace = [TraceRequest(f"{n}", n * 0.01, 200 + n % 5 * 20, OUTPUT_TOKENS) for n in range(REQUESTS)]
         report = await replay(trace, ReplayOptions(url=serving.url))
         serving.wait_for(lambda: len(read_records(serving.records)) == REQUESTS)

@@ -22,6 +22,7 @@ from headway.lab.trace import Trace
 from headway.results import labelled_summaries, read_records, read_run, read_runs, sections, summarize
 from headway.routing.pools import parse_pools
 from headway.sim.limits import KvTier
+from headway.traces import TraceRequest
 from tests.sim.worlds import SECOND_STEPS, Linear
 
 TRACE = "gen:poisson:rate=30/input=zipf:theta=1.1,max=600/output=zipf:theta=1.1,max=60/count=60"
@@ -42,6 +43,31 @@ POOLED = replace(
     pools=parse_pools("lp=2,hp=1"),
 )
 """So much for so few seats that LP instances hand requests off."""
+
+
+def test_a_share_of_capacity_is_the_same_rate_whatever_the_traces_own(tmp_path: Path) -> None:
+    traces = [Trace(TRACE.replace("rate=30", f"rate={rate}")) for rate in (3, 300)]
+    grid = PolicyGrid(policies=("vllm",), loads=(5.0,))
+    asked = [replace(SINGLE, grid=grid, trace=trace, of_capacity=True) for trace in traces]
+    slow, fast = map(set_up, asked)
+    assert slow.capacity_rps == fast.capacity_rps is not None
+    requests = slow.scenario.trace.requests()
+    assert len(requests) / requests[-1].arrival_s == pytest.approx(slow.capacity_rps)
+    assert [each.input_tokens for each in requests] == [each.input_tokens for each in traces[0].requests()]
+    (flooded,) = simulated(asked[0], tmp_path / "run")  # the last tenth of a queue ends more slowly
+    assert flooded.summary.throughput_rps == pytest.approx(slow.capacity_rps, rel=0.35)
+
+
+def test_requests_that_come_all_at_once_are_no_share_of_capacity() -> None:
+    at_once = Trace.of(replace(each, arrival_s=0.0) for each in Trace(TRACE).requests())
+    with pytest.raises(ConfigError, match="all requests arrive at 0 s, so no share of capacity is a rate"):
+        set_up(replace(SINGLE, trace=at_once, of_capacity=True))
+
+
+def test_without_a_request_that_is_served_there_is_no_capacity() -> None:
+    too_long = Trace.of([TraceRequest("a", 1.0, 9_999, 5)])
+    with pytest.raises(ConfigError, match="no request of the trace is served here"):
+        set_up(replace(SINGLE, trace=too_long, of_capacity=True))
 
 
 UNSERVED: dict[str, object] = {"grid": PolicyGrid(policies=("ascendra",))}

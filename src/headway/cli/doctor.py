@@ -26,11 +26,12 @@ EPILOG = """Examples:
 
   headway doctor --json
 
-Each line is `ok`, `missing` (something that can be added) or `wrong` (something that keeps `headway serve` from
-starting, or makes it do less), with the command that mends it. The exit code is 1 if something is wrong, else 0.
+Each line begins with `ok`, `note` (a limit to know of), `missing` (something that can be added) or `wrong`
+(`headway serve` does not start, or does less). The last two end with the command that mends it. The exit code is 1
+if something is wrong, else 0.
 """
 
-OK, MISSING, WRONG = "ok", "missing", "wrong"
+OK, NOTE, MISSING, WRONG = "ok", "note", "missing", "wrong"
 EXIT_WRONG = 1
 OLDEST_VLLM = "0.32"
 """Older versions lack names that the scheduler itself needs."""
@@ -40,6 +41,12 @@ EXTRAS = {
     "reproduce": "the papers' experiments",
 }
 """Optional parts of the package, and what needs them."""
+_SERVED = (
+    ("policy", OK, "the policy decides"),
+    ("stock order", NOTE, "requests are served in stock order"),
+    ("refused", NOTE, "`headway serve` refuses to start"),
+)
+"""What the compatibility table says of a feature, and what that means."""
 PLUGINS_VARIABLE = "VLLM_PLUGINS"
 _NAME = "headway"
 
@@ -96,7 +103,7 @@ def findings() -> Iterator[Finding]:
     try:
         inspected = _inspect()
     except HeadwayError as error:
-        yield Finding(WRONG, "import", str(error), f"pip install --force-reinstall vllm=={_release(version)}")
+        yield Finding(WRONG, "import", str(error), _installing(_release(version), "--force-reinstall"))
         return
     yield from feature_findings(inspected)
     yield from device_findings(inspected)
@@ -128,23 +135,38 @@ def _is_met(name: str, specifier: str) -> bool:
 
 def version_finding(version: str | None) -> Finding:
     """Which vLLM is here (its version as installed), and whether Headway was tested with it."""
-    from packaging.version import Version
-
     from headway.engine.vllm.inspection import compatibility
 
     tested = list(compatibility())
     if version is None:
         return Finding(MISSING, "vLLM", "not installed; `simulate` and `plan` work without", COME_BY["vllm"])
     release = _release(version)
-    if Version(release) < Version(OLDEST_VLLM):
-        return Finding(
-            WRONG, "vLLM", f"{version}, older than {OLDEST_VLLM}", f"pip install vllm=={tested[-1]}"
-        )
+    if _is_too_old(release):
+        return Finding(WRONG, "vLLM", f"{version}, older than {OLDEST_VLLM}", _installing(tested[-1]))
     if release in tested:
         return Finding(OK, "vLLM", f"{version}, a tested version")
     return Finding(
         OK, "vLLM", f"{version}, not a tested version ({', '.join(tested)}): a self-check runs at each start"
     )
+
+
+def _is_too_old(release: str) -> bool:
+    """Whether a version is below the oldest; one that is no number (`dev`, of a build without tags) is not."""
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        return Version(release) < Version(OLDEST_VLLM)
+    except InvalidVersion:
+        return False
+
+
+def _installing(release: str, *options: str) -> str:
+    """The command that installs a version of vLLM in place of the one that is here."""
+    from headway.engine.machine import is_cpu_build
+
+    if is_cpu_build():
+        return "rm .venv/headway-setup.json && make setup, in a checkout"
+    return shlex.join(["pip", "install", *options, f"vllm=={release}"])
 
 
 def plugin_finding(allowed: str | None) -> Finding:
@@ -165,11 +187,9 @@ def compatibility_findings(version: str) -> Iterator[Finding]:
     from headway.engine.vllm.inspection import compatibility
 
     features = compatibility().get(_release(version), {})
-    for how, says in (("policy", "served by the policy"), ("stock order", "served in stock order")):
-        if named := [name for name, served in features.items() if served == how]:
-            yield Finding(OK, says, ", ".join(named).replace("`", ""))
-    if refused := [name for name, served in features.items() if served == "refused"]:
-        yield Finding(OK, "refused at start", ", ".join(refused).replace("`", ""))
+    for how, state, says in _SERVED:
+        if named := [name.replace("`", "") for name, served in features.items() if served == how]:
+            yield Finding(state, "with vLLM's", f"{', '.join(named)}: {says}")
 
 
 def feature_findings(inspected: Inspected) -> Iterator[Finding]:
@@ -179,14 +199,14 @@ def feature_findings(inspected: Inspected) -> Iterator[Finding]:
     working = [feature for feature in inspected.features if feature.works]
     total = len(inspected.features)
     yield Finding(
-        OK, "features", f"{len(working)} of {total} of Headway's additions to vLLM work with this version"
+        OK, "additions", f"{len(working)} of {total} that Headway makes to vLLM work with this version"
     )
     newest = list(compatibility())[-1]
     for feature in inspected.features:
         if not feature.works:
             named = ", ".join(name.rpartition(":")[2] for name in feature.lacking)
             says = f"this vLLM lacks or changed {named}. {feature.without}"
-            yield Finding(WRONG, feature.name, says.rstrip("."), f"pip install vllm=={newest}")
+            yield Finding(WRONG, feature.name, says.rstrip("."), _installing(newest))
 
 
 def device_findings(inspected: Inspected) -> Iterator[Finding]:
@@ -198,7 +218,8 @@ def device_findings(inspected: Inspected) -> Iterator[Finding]:
         for index, device in enumerate(inspected.devices):
             yield Finding(OK, f"GPU {index}", device)
         if not inspected.devices:
-            yield Finding(WRONG, "GPU", "this vLLM is built for CUDA, and no GPU is seen", "nvidia-smi")
+            says = "this vLLM is built for CUDA, and PyTorch sees no GPU"
+            yield Finding(WRONG, "GPU", says, "nvidia-smi, which tells whether the driver sees one")
         return
     cores = usable_cores()
     yield Finding(OK, "CPU", f"{processors()}, {len(cores)} cores usable, {fastest_dtype()} is fastest")
@@ -235,4 +256,5 @@ def _release(version: str) -> str:
 def _inspect() -> Inspected:
     from headway.engine.vllm.inspection import inspect_vllm
 
+    typer.echo("looking into vLLM, which takes some ten seconds", err=True)
     return inspect_vllm()

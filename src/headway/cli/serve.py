@@ -17,8 +17,8 @@ from headway.engine.host_kv import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.pool_settings import PoolSettings
-from headway.policies.presets import POOLED, known_presets
-from headway.setting import Setting, Shown, settings_of
+from headway.policies.presets import POOLED, find_preset, known_presets
+from headway.setting import Bounds, Setting, Shown, check_settings, settings_of
 
 if TYPE_CHECKING:
     from headway.engine.servers.server_command import ServerCommand
@@ -56,6 +56,10 @@ Every flag after `--` is vLLM's own, for every instance. Instances that are laun
 """
 
 PORTS = range(1024, 65536)
+EXPIRED = "expired"
+"""The rule by which a waiting request leaves that can no longer meet a target."""
+SERVE_LATE, REFUSE_LATE = "serve", "refuse"
+_LATE = Bounds(f"{SERVE_LATE} or {REFUSE_LATE}", (SERVE_LATE, REFUSE_LATE).__contains__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +82,15 @@ class ServeFlags:
     port: Annotated[int, Setting("Port to serve on.")] = 8000
     host_kv: Annotated[Given, OptionGroup(of=HostKv, prefix="host_kv_")]
     pools: Annotated[PoolSettings, OptionGroup()]
+    late: Annotated[
+        str | None,
+        Setting(
+            "What becomes of a waiting request that can no longer meet a target: served late, or refused with 429 "
+            "(default: as the policy has it; pools of Ascendra refuse).",
+            f"{SERVE_LATE}|{REFUSE_LATE}",
+            _LATE,
+        ),
+    ] = None
     gateway: Annotated[GatewayFlags, OptionGroup(panel="Several instances behind one address")]
 
     @property
@@ -91,9 +104,27 @@ class ServeFlags:
         for name in ("length_model", "records"):  # a server may run in another folder
             if name in given:
                 given[name] = str(Path(given[name]).absolute())
-        given.setdefault("leaving", self.pools.leaving(preset))
+        given.setdefault("leaving", self._leaving(preset))
         given.setdefault("batching", self.pools.batching(preset))
         return EngineSettings(**given | {"policy": preset, "host_kv": host_memory(**self.host_kv)})
+
+    def _leaving(self, preset: str) -> tuple[str, ...] | None:
+        """The rules in place of a preset's own; None where it keeps them."""
+        rules = self.pools.leaving(preset)
+        if self.late is None:
+            return rules
+        others = [rule for rule in rules or find_preset(preset).leaving if rule != EXPIRED]
+        return (*others, EXPIRED) if self.late == REFUSE_LATE else tuple(others)
+
+    def check_late(self) -> None:
+        """Raise ConfigError for a `late` that is not accepted, or that no instance would heed."""
+        check_settings(self)
+        if self.late is None:
+            return
+        if "leaving" in self.engine:
+            raise ConfigError("--late and --leaving are given; accepted: one of the two")
+        if self.model is None:
+            raise ConfigError(f"--late is {self.late}, but no instance is started here; accepted: with MODEL")
 
     def check_pool_settings(self) -> None:
         """Raise ConfigError for settings of pools beside the parts they are of, or that the policy does not heed."""
@@ -120,6 +151,7 @@ def serve(flags: ServeFlags) -> None:
     if model is not None and model.startswith("-"):  # the first of vLLM's flags, where no model was named
         words = (model, *words)
         model = None
+    flags.check_late()
     flags.check_pool_settings()
     if flags.gateway.want_gateway:
         raise typer.Exit(_serve_several(model, flags.policy, flags.settings, words, flags.gateway, address))

@@ -39,7 +39,7 @@ EPILOG = """Examples:
       --trace gen:poisson:rate=12/input=sharegpt/output=sharegpt/count=2000
 
   headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies vllm,sjf --trace azure.csv \\
-      --rate-scale 0.5..1.5 --steps 5 --seeds 3 --out out/sweep      # a sweep; again to go on with it
+      --load 0.5..1.2 --steps 5 --seeds 3 --out out/sweep            # a sweep; again to go on with it
 
   headway simulate --hardware h100 --model Qwen/Qwen3-8B --policies fastserve,predicted,srpt-oracle \\
       --trace azure.csv --predictor noisy-oracle:tau=0.8             # how good must predictions be?
@@ -74,9 +74,21 @@ _UNRECORDED_FLAGS = ("--jobs", "--out")
 class ExperimentFlags:
     """What is compared."""
 
+    load: Annotated[
+        str | None,
+        Setting(
+            "Share of capacity at which requests arrive; several values are a sweep. Capacity is what `vllm` gets "
+            "through here with all requests queued.",
+            "X|A..B|A,B,...",
+        ),
+    ] = None
     rate_scale: Annotated[
-        str, Setting("Requests arrive X times as fast; several values are a sweep.", "X|A..B|A,B,...")
-    ] = "1"
+        str | None,
+        Setting(
+            "In place of --load: requests arrive X times as fast as in the trace (default: 1).",
+            "X|A..B|A,B,...",
+        ),
+    ] = None
     steps: Annotated[int | None, Setting("Loads in a range A..B (default: 5).", "N")] = None
     seeds: Annotated[int, Setting("Repeat with N seeds.", "N")] = 1
     limit: Annotated[int | None, Setting("Only the first N requests.", "N")] = None
@@ -94,6 +106,16 @@ class ExperimentFlags:
         ),
     ] = None
     jobs: Annotated[int | None, Setting("Processes (default: one a CPU).", "N")] = None
+
+    def loads(self) -> tuple[float, ...]:
+        """Shares of capacity, or how many times as fast requests arrive. Raises ConfigError."""
+        if self.load is not None and self.rate_scale is not None:
+            raise ConfigError(
+                f"--load is {self.load} and --rate-scale {self.rate_scale}; accepted: one of the two"
+            )
+        if self.load is not None:
+            return parse_loads(self.load, self.steps, name="load")
+        return parse_loads(self.rate_scale or "1", self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +203,7 @@ class SimulateFlags:
             trace=Trace(self.trace, asked.limit, slo, self.time_unit, self.strict, self.closed_loop),
             grid=PolicyGrid(
                 policies=parse_policies(self.policies),
-                loads=parse_loads(asked.rate_scale, asked.steps),
+                loads=asked.loads(),
                 num_seeds=asked.seeds,
             ),
             sizes=self.sizes,
@@ -193,6 +215,7 @@ class SimulateFlags:
             max_output_tokens=asked.max_output_tokens,
             predictor=asked.predictor,
             kv_tier=None if engines.kv_tier is None else parse_kv_tier(engines.kv_tier),
+            of_capacity=asked.load is not None,
         )
 
 
@@ -225,6 +248,8 @@ def _introduce(setup: Setup) -> None:
         f"{f' and {limits.host_blocks:,} on the host' if limits.host_blocks else ''}, prefix caching "
         f"{'on' if limits.prefix_caching else 'off'}, {'a' if limits.asynchronous else ''}synchronous",
     ]
+    if setup.capacity_rps is not None:
+        lines.append(f"capacity: {setup.capacity_rps:.3g} requests a second (`vllm`, all requests queued)")
     if system.store_blocks:
         lines.append(f"KV tier of an engine: {system.store_blocks:,} blocks ({system.kv_tier})")
     if setup.facts.undeclared_tokens and asked.max_output_tokens is None:

@@ -94,48 +94,44 @@ def parse_policies(text: str, flag: str = "policies") -> tuple[str, ...]:
     return names
 
 
-def parse_loads(text: str, steps: int | None = None) -> tuple[float, ...]:
+def parse_loads(text: str, steps: int | None = None, *, name: str = "rate_scale") -> tuple[float, ...]:
     """The loads that `X`, `A,B,C` or `A..B` (with `steps` of them, equally far apart; None: 5) stand for, rising.
 
-    Loads are rounded to six digits, as they appear in folder names. Raises ConfigError for what is not a
-    number above 0, a range that falls, loads that are the same, or steps without a range.
+    Loads are rounded to six digits, as they appear in folder names. Raises ConfigError, with the setting's `name`, for
+    what is not a number above 0, a range that falls, loads that are the same, or steps without a range.
 
     >>> parse_loads("0.5..1.5", 3)
     (0.5, 1.0, 1.5)
     """
     if steps is not None and RANGE not in text:
-        raise ConfigError.of(
-            "steps", f"{steps}, but rate_scale is {text!r}; accepted with a range, as 0.5..1.5"
-        )
+        raise ConfigError.of("steps", f"{steps}, but {name} is {text!r}; accepted with a range, as 0.5..1.5")
     given = (
-        _range(text, STEPS if steps is None else steps)
+        _range(text, STEPS if steps is None else steps, name)
         if RANGE in text
-        else [_load(text, part) for part in text.split(",")]
+        else [_load(text, part, name) for part in text.split(",")]
     )
     loads = sorted(float(f"{load:g}") for load in given)
     if len(set(loads)) < len(loads):
-        raise ConfigError.of("rate_scale", f"{text!r}, which gives {len(loads)} loads", "loads that differ")
+        raise ConfigError.of(name, f"{text!r}, which gives {len(loads)} loads", "loads that differ")
     return tuple(loads)
 
 
-def _range(text: str, steps: int) -> list[float]:
+def _range(text: str, steps: int, name: str) -> list[float]:
     if not 2 <= steps <= MAX_LOADS:
         raise ConfigError.of("steps", f"{steps}; accepted with a range of loads: 2 to {MAX_LOADS}")
-    low, high = (_load(text, part) for part in text.split(RANGE, 1))
+    low, high = (_load(text, part, name) for part in text.split(RANGE, 1))
     if not low < high:
-        raise ConfigError.of("rate_scale", repr(text), "a range that rises")
+        raise ConfigError.of(name, repr(text), "a range that rises")
     return [low + (high - low) * step / (steps - 1) for step in range(steps)]
 
 
-def _load(text: str, part: str) -> float:
+def _load(text: str, part: str, name: str) -> float:
     try:
         load = float(part)
     except ValueError:
         load = 0.0
     if not _is_load(load):
-        raise ConfigError.of(
-            "rate_scale", repr(text), "a number above 0, several as 0.5,1,2, or a range as 0.5..1.5"
-        )
+        raise ConfigError.of(name, repr(text), "a number above 0, several as 0.5,1,2, or a range as 0.5..1.5")
     return load
 
 

@@ -41,7 +41,7 @@ from headway.sim.lengths import LengthSource
 from headway.sim.limits import KvTier
 from headway.sim.simulation import Policies, SimulatedRun, System, simulate
 from headway.sim.watcher import Watcher
-from headway.traces import TraceRequest, check_rate, scale_rate
+from headway.traces import TraceRequest, at_once, check_rate, scale_rate
 
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
 _DECODES, _CHUNK = (64, 1, 1000), (1, 512, 0)
@@ -222,7 +222,10 @@ def fingerprint(calibration: Calibration) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationRequest:
-    """A simulation as it is asked for; None means what is usual. `kv_tier` is that of each GPU."""
+    """A simulation as it is asked for; None means what is usual. `kv_tier` is that of each GPU.
+
+    With `of_capacity` the grid's loads are shares of what `vllm` gets through on this system with all requests queued.
+    """
 
     hardware: str
     model: str
@@ -237,16 +240,18 @@ class SimulationRequest:
     max_output_tokens: int | None = None
     predictor: str | None = None
     kv_tier: KvTier | None = None
+    of_capacity: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is simulated, with what was found out on the way."""
+    """What is simulated, with what was found out on the way. `capacity_rps` is None where no load is a share of it."""
 
     asked: SimulationRequest
     scenario: Scenario
     facts: TraceFacts
     context_tokens: int
+    capacity_rps: float | None = None
 
     @property
     def num_requests(self) -> int:
@@ -363,7 +368,6 @@ def set_up(asked: SimulationRequest) -> Setup:
         predictor = DEFAULT_PREDICTOR if goes_by_it else NONE
     check_predictor(predictor)
     facts = trace_facts(asked.trace, asked.grid.seeds)
-    check_rate(facts.last_s, min(asked.grid.loads))
     scenario = Scenario(
         system=system,
         trace=asked.trace,
@@ -373,7 +377,49 @@ def set_up(asked: SimulationRequest) -> Setup:
         pools=asked.pools,
         pool_router=pool_router,
     )
-    return Setup(asked, scenario, facts, model.context_tokens)
+    capacity = None
+    if asked.of_capacity:
+        capacity, trace = _at_capacity(scenario, facts)
+        asked, scenario = replace(asked, trace=trace), replace(scenario, trace=trace)
+        facts = trace_facts(trace, asked.grid.seeds)
+    check_rate(facts.last_s, min(asked.grid.loads))
+    return Setup(asked, scenario, facts, model.context_tokens, capacity)
+
+
+CAPACITY_REQUESTS = 1_000
+"""Of more than so many, every so manieth stands for the others."""
+CAPACITY_SHARE = 0.9
+"""Of the requests that capacity is measured with: the last tenth to end can be a few very long answers."""
+
+
+def _at_capacity(scenario: Scenario, facts: TraceFacts) -> tuple[float, Trace]:
+    """Requests a second that `vllm` gets through with the first seed's requests queued, and the trace at that rate.
+
+    Raises ConfigError where all requests arrive at 0 s, which is no rate.
+    """
+    if facts.last_s <= 0:
+        raise ConfigError(
+            "all requests arrive at 0 s, so no share of capacity is a rate; accepted: rate_scale"
+        )
+    requests = scenario.trace.requests()
+    step = -(-len(requests) // CAPACITY_REQUESTS)
+    records: list[Record] = []
+    simulate_policy(
+        at_once(requests[::step]),
+        "vllm",
+        scenario.system,
+        max_output_tokens=scenario.max_output_tokens,
+        named="capacity",
+        on_record=records.append,
+    )
+    finished = [record for record in records if record.outcome is Outcome.FINISHED]
+    if not finished:
+        raise ConfigError("no request of the trace is served here, so there is no capacity")
+    ends_s = sorted(record.finished_s or 0.0 for record in finished)
+    counted = max(1, int(CAPACITY_SHARE * len(ends_s)))
+    capacity = counted / ends_s[counted - 1]
+    rate = len(requests) / requests[-1].arrival_s
+    return capacity, replace(scenario.trace, rate_scale=scenario.trace.rate_scale * capacity / rate)
 
 
 def _check_router(name: str) -> None:

@@ -18,6 +18,7 @@ from headway.traces import (
     generate,
     load_trace,
     parse_workload,
+    scale_rate,
     take,
 )
 from headway.traces.reader import tell_understood
@@ -32,7 +33,8 @@ class Trace:
     that are no requests are left out and counted in a warning: published traces have some, which were given up or
     failed. `limit` keeps the first requests. Each target of `slo` goes to requests that name none of its kind.
     `time_unit` is that of a file's arrivals, and `strict` refuses odd rows, as `read_trace` has it.
-    In a `closed_loop` later turns of a session wait for the answers before them (`traces.closed_loop`).
+    In a `closed_loop` later turns of a session wait for the answers before them (`traces.closed_loop`). Requests arrive
+    `rate_scale` times as fast.
 
     >>> trace = Trace("gen:poisson:rate=4/input=constant:tokens=90/output=constant:tokens=20/count=3")
     >>> [request.input_tokens for request in trace.requests()]
@@ -45,6 +47,7 @@ class Trace:
     time_unit: str | None = None
     strict: bool = False
     closed_loop: bool = False
+    rate_scale: float = 1.0
     given: tuple[TraceRequest, ...] = field(default=(), repr=False)
 
     @classmethod
@@ -65,6 +68,8 @@ class Trace:
         requests = [*self.given] or (self._drawn(seed) if self.is_drawn else self._read())
         if self.closed_loop:
             requests = closed_loop(requests)
+        if self.rate_scale != 1:
+            requests = scale_rate(requests, self.rate_scale)
         if not self.slo:
             return requests
         return [replace(request, slo=request.slo.with_defaults(self.slo)) for request in requests]

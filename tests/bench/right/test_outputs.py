@@ -26,14 +26,13 @@ STEPS = 60
 
 
 @pytest.mark.engine
-def test_plain_outputs_are_stocks_whoever_is_paused_and_preempted() -> None:
-    table = outputs(["vllm", "vllm-v0"], ["plain"], 16)
-    for preset in ("vllm", "vllm-v0"):
-        cell = table[preset]["plain"]
-        assert passed(cell), cell
-        assert cell["requests"] == cell["identical"] == 16
-        assert int(cell["preemptions"]) > 0
-        assert int(cell["pauses"]) > 0
+@pytest.mark.parametrize("preset", ["vllm", pytest.param("vllm-v0", marks=pytest.mark.long)])
+def test_plain_outputs_are_stocks_whoever_is_paused_and_preempted(preset: str) -> None:
+    cell = outputs([preset], ["plain"], 16)[preset]["plain"]
+    assert passed(cell), cell
+    assert cell["requests"] == cell["identical"] == 16
+    assert int(cell["preemptions"]) > 0
+    assert int(cell["pauses"]) > 0
 
 
 @pytest.mark.engine
@@ -46,6 +45,7 @@ def test_outputs_are_stocks_though_requests_pause_and_move_all_the_time() -> Non
 
 
 @pytest.mark.engine
+@pytest.mark.long
 def test_what_vllm_itself_cannot_do_is_named() -> None:
     table = outputs(["vllm"], ["seeded-chunks"], 4)
     assert table == {"vllm": {"seeded-chunks": {"unsupported": "CPU Generator does not use offset"}}}

@@ -39,7 +39,7 @@ def knock(url: str) -> None:
     ("policy", "leaving", "host_kv", "batch_width"),
     [
         pytest.param("sjf", ["queue-bound:max_waiting=48"], None, None, marks=pytest.mark.long),
-        (soak.SWAPPING_POLICY, [], HostKv(gib=0.05), None),
+        pytest.param(soak.SWAPPING_POLICY, [], HostKv(gib=0.05), None, marks=pytest.mark.long),
         pytest.param("fastserve", [], HostKv(gib=0.1), 3, marks=pytest.mark.long),
     ],
     ids=["sjf", "swapping", "pausing"],

@@ -83,15 +83,3 @@ def test_a_server_that_outlives_its_killed_parent_is_killed() -> None:
         assert parent.stdout.readline() == "up\n"
         parent.kill()
         assert parent.stdout.read() == ""  # which ends when the last writer, the server, is gone
-
-
-@pytest.mark.engine
-def test_vllms_other_commands_work_too() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "headway.engine.servers.launcher", "bench", "serve", "--help"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "vllm bench serve" in done.stdout
