@@ -188,9 +188,12 @@ async def test_pages_of_the_origins_that_the_gateway_was_told_may_ask_and_read(
         assert (await ask(front.session, "OPTIONS", front.url, None, PAGE)).status == 401
 
 
-async def test_options_are_answered_here() -> None:
-    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+async def test_options_are_answered_here(tmp_path: Path) -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS, batch_dir=tmp_path) as front:
         for path, methods in (
+            ("/v1/files", "GET, HEAD, OPTIONS, POST"),
+            ("/v1/files/some", "DELETE, GET, HEAD, OPTIONS"),
+            ("/v1/batches/some/cancel", "OPTIONS, POST"),
             ("/elsewhere", "GET, HEAD, OPTIONS, POST"),
             ("/v1/models", "GET, HEAD, OPTIONS"),
             ("/explain/some", "GET, HEAD, OPTIONS"),

@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from headway.core.hints import quoted
@@ -60,7 +60,7 @@ _LOG = logging.getLogger(__name__)
 _OPEN = ("/health", "/ready")
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
-_METHODS_OF_APIS, _METHODS_OF_PAGES = b"OPTIONS, POST", b"GET, HEAD, OPTIONS"
+_METHODS_OF_APIS = b"OPTIONS, POST"
 _METHODS = b"GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE"
 """Of what goes to an instance."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -153,7 +153,12 @@ class Gateway:
     def _methods_of(self, path: str) -> bytes:
         if path in APIS:
             return _METHODS_OF_APIS
-        return _METHODS if is_of_batches(path) or not self._is_own(path) else _METHODS_OF_PAGES
+        if not self._is_own(path):
+            return _METHODS
+        asked = {"type": "http", "path": path, "method": "OPTIONS"}
+        matching = (route for route in self._own.routes if route.matches(asked)[0] is not Match.NONE)
+        found = {method for route in matching if isinstance(route, Route) for method in route.methods or ()}
+        return ", ".join(sorted(found | {"OPTIONS"})).encode()
 
     def _is_own(self, path: str) -> bool:
         """Whether a path is answered here. Raises GatewayError (404) for batches where there are none."""
