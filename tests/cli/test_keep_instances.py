@@ -16,12 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headway.cli.serve_gateway import members
 from headway.cli.serve_layout import read_layout
 from headway.cli.serve_site import Site
 from headway.engine.servers.instances_command import Binding, InstancesPlan, LocalInstances
-from headway.engine.servers.kept_instances import InstancesFolder, KeptInstance, process_start
+from headway.engine.servers.kept_instances import (
+    InstancesFolder,
+    KeptInstance,
+    KnownProcess,
+    Start,
+    process_start,
+)
+from headway.engine.servers.server_command import ServerCommand
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError, UpstreamError
 from headway.gateway.fleet.adapters import Adapters
@@ -34,6 +42,11 @@ from tests.cli.test_serve_gateway import Running, is_alive, wait_for
 pytestmark = pytest.mark.engine
 
 Open = Callable[..., Running]
+START = Start((), ServerCommand(("serve",), EngineSettings(), (), 0.0), {})
+
+
+def unprepared(_ports: set[int]) -> int:
+    raise AssertionError("it runs already")
 
 
 @pytest.fixture
@@ -135,6 +148,90 @@ def test_a_rolling_restart_loses_no_stream_that_ends_in_time(
     log = old.log.read_text()
     assert f"instances go on; `kill {' '.join(map(str, pids.values()))}` ends them" in log
     assert "Traceback" not in log
+
+
+SHADOW = """
+import sys, time
+from pathlib import Path
+while True:
+    print(Path(sys.argv[1]).read_text(), flush=True)
+    time.sleep(0.05)
+"""
+REPORT = (
+    '{"at":1,"window_s":0.1,"requests":1,"assumed":0,"missed":0,"step_error":0,"figures":{},"failed":{},'
+    '"advice":{"needed":%d,"low":1,"high":2}}'
+)
+"""Of a shadow that simulates nothing: the test says how many instances there should be."""
+
+
+def advise(gateway: Running, needed: int) -> None:
+    file = gateway.log.with_suffix(".advice")
+    file.with_suffix(".new").write_text(REPORT % needed)
+    file.with_suffix(".new").replace(file)
+
+
+def is_second(gateway: Running, condition: Condition) -> Callable[[], bool]:
+    return lambda: gateway.instances().get("1", {}).get("condition") == condition
+
+
+def test_an_instance_that_two_gateways_use_is_ended_by_the_last_that_needs_it(
+    gateways: Open, kept: Path, unused_tcp_port_factory: Callable[[], int]
+) -> None:
+    both = []
+    for port in (unused_tcp_port_factory(), unused_tcp_port_factory()):
+        advice = kept.parent / f"log-{port}.advice"
+        advice.write_text(REPORT % 2)
+        both.append(gateways(port, layout={"instances": "1..2"}, shadow=["-c", SHADOW, str(advice)]))
+    one, other = both
+    for each in both:
+        wait_for(is_second(each, Condition.READY))
+    pids = InstancesFolder(kept).running()
+    one.behave(token_s=0.05)
+    streams = [Stream(other.port, 60) for _ in range(4)]
+    assert other.instances()["1"]["in_flight"] > 0
+
+    advise(one, 1)
+    wait_for(is_second(one, Condition.PARKED))
+    for stream in streams:
+        stream.join()
+        assert stream.ended
+        assert b" w59" in stream.text
+    assert InstancesFolder(kept).running() == pids
+    assert other.instances()["1"]["condition"] == Condition.READY
+
+    advise(one, 2)  # it is taken up again as it is
+    wait_for(is_second(one, Condition.READY))
+    assert InstancesFolder(kept).running() == pids
+
+    for each in both:
+        advise(each, 1)
+        wait_for(is_second(each, Condition.PARKED))
+    wait_for(lambda: not is_alive(pids["1"]))
+    assert InstancesFolder(kept).running() == {"0": pids["0"]}
+    assert {each["restarts"] for gateway in both for each in gateway.instances().values()} == {0}
+
+
+def test_what_another_gateway_is_ending_is_not_taken_up(kept: Path) -> None:
+    folder, server, start = (
+        InstancesFolder(kept),
+        KnownProcess(os.getpid(), process_start(os.getpid())),
+        START,
+    )
+    instance = KeptInstance(server.pid, server.started, 8001, start.digest, 0)
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as gateway:
+        its = KnownProcess(gateway.pid, process_start(gateway.pid))
+        for left, ends in ((its, False), (None, True)):
+            users = () if left is None else (left,)
+            write_json(kept / "instances.json", {"instances": {"1": replace(instance, users=users)}})
+            folder.find_or_start("1", start, unprepared)
+            assert folder.let_go("1", server) is ends
+        write_json(kept / "instances.json", {"instances": {"1": replace(instance, users=(its,), ends=True)}})
+        with pytest.raises(UpstreamError, match="another gateway is ending it"):
+            folder.find_or_start("1", start, unprepared)
+        gateway.kill()
+    # It did not come to that.
+    assert folder.find_or_start("1", start, unprepared).pid == os.getpid()
+    assert folder.let_go("1", KnownProcess(os.getpid(), "at another time"))
 
 
 def _has_restarted(gateway: Running) -> bool:

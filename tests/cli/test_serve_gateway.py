@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ pytestmark = pytest.mark.engine
 SMALL_SERVER = Path(__file__).parents[1] / "gateway" / "small_server.py"
 
 OWNER = """
+import json
 import sys
 from pathlib import Path
+from headway.cli import serve_gateway
 from headway.cli.serve_gateway import run_gateway
 from headway.cli.serve_layout import read_layout
 from headway.cli.serve_site import Site
@@ -34,8 +36,9 @@ from headway.engine.settings import EngineSettings
 from headway.gateway.fleet.supervisor import FleetOptions
 from headway.gateway.http.options import GatewayOptions
 
-folder, script, port, kept, drain_s = sys.argv[1:]
-layout = read_layout(pools="lp=1,hp=1")
+folder, script, port, kept, drain_s, layout, *shadow = sys.argv[1:]
+layout = read_layout(**json.loads(layout))
+serve_gateway._command = lambda *_: [sys.executable, *shadow]
 plan = InstancesPlan(folder, {pool: EngineSettings(policy=policy) for pool, policy in layout.presets.items()})
 kept = InstancesFolder(Path(kept)) if kept else None
 local = LocalInstances(plan, Binding(), int(port) + 1, program=(sys.executable, script), folder=kept)
@@ -44,20 +47,31 @@ fleet_options = FleetOptions(
     interval_s=0.1, timeout_s=5.0, backoff_s=0.1, drain_s=60.0, keeps_instances=kept is not None
 )
 options = GatewayOptions(drain_s=float(drain_s))
-sys.exit(run_gateway(Site(layout, ("127.0.0.1", int(port)), options, fleet_options, local=local)))
+site = Site(layout, ("127.0.0.1", int(port)), options, fleet_options, local=local, scale_window_s=0.1)
+sys.exit(run_gateway(site))
 """
+
+POOLS = {"pools": "lp=1,hp=1"}
 
 
 class Running:
     """A gateway at work, and what can be seen of it from outside."""
 
-    def __init__(self, folder: Path, port: int, kept: Path | None = None, drain_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        port: int,
+        kept: Path | None = None,
+        drain_s: float = 60.0,
+        layout: Mapping[str, Any] = POOLS,
+        shadow: Sequence[str] = (),
+    ) -> None:
         self.port = port
         self.log = folder / f"log-{port}"
         self._state_file = folder / "state.json"
         self.behave()
         words = [sys.executable, "-c", OWNER, str(folder), str(SMALL_SERVER), str(port)]
-        words += ["" if kept is None else str(kept), str(drain_s)]
+        words += ["" if kept is None else str(kept), str(drain_s), json.dumps(layout), *shadow]
         with self.log.open("ab") as log:
             environment = {**os.environ, "SMALL_STATE": str(self._state_file)}
             self.process = subprocess.Popen(words, stderr=log, env=environment)
@@ -89,14 +103,15 @@ class Running:
             lambda: (found := self.instances()) and {one["condition"] for one in found.values()} == {"ready"}
         )
 
-    def pids(self) -> list[int]:
-        """Processes of its instances, newest last."""
-        parents = (Path(f"/proc/{pid}/status") for pid in os.listdir("/proc") if pid.isdecimal())
-        return [int(file.parent.name) for file in parents if self._is_child(file)]
+    def pids(self, command: str = SMALL_SERVER.name) -> list[int]:
+        """Its processes with this in their commands, newest last: those of its instances."""
+        there = (Path(f"/proc/{pid}") for pid in os.listdir("/proc") if pid.isdecimal())
+        return [int(each.name) for each in there if self._is_child(each, command)]
 
-    def _is_child(self, status: Path) -> bool:
+    def _is_child(self, process: Path, command: str) -> bool:
         try:
-            return f"PPid:\t{self.process.pid}\n" in status.read_text()
+            is_own = f"PPid:\t{self.process.pid}\n" in (process / "status").read_text()
+            return is_own and command in (process / "cmdline").read_text()
         except (FileNotFoundError, ProcessLookupError):
             return False
 
@@ -141,6 +156,11 @@ def test_a_signal_lets_requests_finish_and_ends_everything(
     log = gateway.log.read_text()
     assert "headway: 2 of 2 instances ready after" in log
     assert "Traceback" not in log
+
+
+def test_the_process_that_reads_large_bodies_is_there_before_one_comes(gateway: Running) -> None:
+    gateway.until_ready()
+    assert len(gateway.pids("multiprocessing.spawn")) == 1
 
 
 def test_a_second_signal_does_not_wait(gateway: Running) -> None:

@@ -6,9 +6,14 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import cast
 
 import uvicorn
 from starlette.types import ASGIApp
+
+from headway.gateway.app import Gateway
+from headway.gateway.http.connection import Connection
 
 
 class _Server(uvicorn.Server):
@@ -22,7 +27,12 @@ class _Server(uvicorn.Server):
 @asynccontextmanager
 async def serving(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
     """Its base URL; ends with every connection closed."""
-    config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
+    http = (
+        cast("type[asyncio.Protocol]", partial(Connection, app.limits))
+        if isinstance(app, Gateway)
+        else "auto"
+    )
+    config = uvicorn.Config(app, http=http, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
     server = _Server(config)
     with socket.socket() as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -15,8 +15,10 @@ from aiohttp import web
 
 from headway.gateway.app import Gateway, listen, serve_on
 from headway.gateway.fleet.member import Member
+from headway.gateway.fleet.scaling import FleetScaling
 from headway.gateway.http.options import GatewayOptions
 from headway.routing import build_router
+from headway.routing.scaling import Bounds, Scaler
 from tests.gateway.fleets import running, until
 from tests.gateway.named_upstream import BREAK, HOLD, MODEL, messages, responses
 from tests.gateway.named_upstream import TOKEN as _TOKEN
@@ -154,12 +156,16 @@ async def upstream() -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def gateway(options: GatewayOptions | None = None, *, url: str | None = None) -> AsyncIterator[str]:
+async def gateway(
+    options: GatewayOptions | None = None, *, url: str | None = None, scale: Bounds | None = None
+) -> AsyncIterator[str]:
     """The base URL of a gateway over one such server, or over whatever is at `url`."""
     async with upstream() as small, running(Member("up-0", url=url or small)) as fleet:
         if url is None:
             await until(fleet.names)
-        app = Gateway(fleet, build_router("round-robin"), options or GatewayOptions(drain_s=0.1))
+        scaling = None if scale is None else FleetScaling(fleet, Scaler(scale))
+        made = options or GatewayOptions(drain_s=0.1)
+        app = Gateway(fleet, build_router("round-robin"), made, scaling=scaling)
         listener, stop = listen("127.0.0.1", 0), asyncio.Event()
         server = asyncio.create_task(serve_on(app, listener, stop))
         try:

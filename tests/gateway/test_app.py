@@ -149,6 +149,18 @@ async def test_no_page_of_another_origin_may_read_an_answer_unless_the_gateway_i
             assert (answer.status, allowed(answer)) == (401, None)
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/pause", "/v1/files"])
+async def test_a_page_of_another_origin_has_nothing_done_with_a_key_that_its_browser_knows(path: str) -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+        for origin in ("https://evil.example", "null", "http://127.0.0.1:1"):
+            answer = await front.post(PROMPT, path, Authorization="Bearer k1", Origin=origin)
+            assert (answer.status, answer.error["code"]) == (403, "other_origin")
+        assert not instance.turns
+        assert not instance.echoed
+        answer = await front.post(PROMPT, path, Authorization="Bearer k1", Origin=front.url)
+        assert answer.status != 403
+
+
 @pytest.mark.parametrize("origins", [("*",), ("https://page.example", "https://other.example")])
 async def test_pages_of_the_origins_that_the_gateway_was_told_may_ask_and_read(
     origins: tuple[str, ...],
@@ -176,9 +188,12 @@ async def test_pages_of_the_origins_that_the_gateway_was_told_may_ask_and_read(
         assert (await ask(front.session, "OPTIONS", front.url, None, PAGE)).status == 401
 
 
-async def test_options_are_answered_here() -> None:
-    async with upstream() as instance, gateway(instance, keys=KEYS) as front:
+async def test_options_are_answered_here(tmp_path: Path) -> None:
+    async with upstream() as instance, gateway(instance, keys=KEYS, batch_dir=tmp_path) as front:
         for path, methods in (
+            ("/v1/files", "GET, HEAD, OPTIONS, POST"),
+            ("/v1/files/some", "DELETE, GET, HEAD, OPTIONS"),
+            ("/v1/batches/some/cancel", "OPTIONS, POST"),
             ("/elsewhere", "GET, HEAD, OPTIONS, POST"),
             ("/v1/models", "GET, HEAD, OPTIONS"),
             ("/explain/some", "GET, HEAD, OPTIONS"),
@@ -407,6 +422,14 @@ async def test_a_request_counts_as_its_sequences(limit: str, body: dict[str, Any
         assert f"up to 50 (--{limit.replace('_', '-')})" in answer.error["message"]
         assert not instance.turns
         assert (await front.post({**PROMPT, "n": 50})).status == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/rerank", "/score", "/under/a/root/v1/completions"])
+async def test_texts_that_go_on_as_they_are_count_as_sequences(path: str) -> None:
+    async with upstream() as instance, gateway(instance, max_per_tenant=50) as front:
+        answer = await front.post({"input": ["x"] * 50, "documents": ["x"] * 51}, path)
+        assert (answer.status, answer.error["code"], instance.echoed) == (400, "too_many_sequences", [])
+        assert (await front.post({"input": ["x"] * 50}, path)).status == 202
 
 
 async def test_an_instance_gets_as_many_sequences_as_it_may_have() -> None:

@@ -175,6 +175,25 @@ async def test_a_process_that_cannot_be_started_costs_the_request_alone(
         assert found.answers == 2 * PROMPTS
 
 
+async def test_a_process_that_was_started_before_reads_the_first_body() -> None:
+    async with reader() as bodies:
+        bodies.start()
+        (process,) = multiprocessing.active_children()
+        assert (await bodies.read(COMPLETIONS.path, [], encoded(MANY), request_id="r")).answers == 2 * PROMPTS
+        assert multiprocessing.active_children() == [process]
+
+
+async def test_a_start_that_fails_is_tried_again_by_the_first_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    async with reader() as bodies:
+        with monkeypatch.context() as full:
+            full.setattr("multiprocessing.context.SpawnProcess.start", fails)
+            bodies.start()
+        assert (await bodies.read(COMPLETIONS.path, [], encoded(MANY), request_id="r")).answers == 2 * PROMPTS
+
+
 def being_answered() -> int:
     return sum("run_asgi" in str(task.get_coro()) for task in asyncio.all_tasks())
 

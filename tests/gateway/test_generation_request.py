@@ -258,6 +258,15 @@ FIVE = {"prompt": ["a"] * 5, "n": 2}
         (b"", 1),
         (b"[1, 2]", 1),
         (b"[" * 100_000, 1),
+        (b'{"input": ["a", "b", "c"]}', 3),
+        (b'{"input": [[1, 2], [3]], "n": 2}', 4),
+        (b'{"input": [1, 2, 3]}', 1),
+        (b'{"input": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}', 1),
+        (b'{"query": "a", "documents": ["b", {"content": []}]}', 2),
+        (b'{"text_1": "a", "text_2": ["b", "c", "d"]}', 3),
+        (b'{"inputs": [{"content": []}, {"content": []}]}', 2),
+        (b'{"items": [[1], [2, 3]], "query": [4, 5, 6]}', 2),
+        (b'{"texts": "no list", "images": null}', 1),
     ],
 )
 def test_sequences_are_counted_wherever_vllm_finds_some(body: bytes, sequences: int) -> None:

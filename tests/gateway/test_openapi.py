@@ -13,6 +13,7 @@ import pytest
 from headway.gateway.http.keys import Keys
 from headway.gateway.http.options import GatewayOptions
 from headway.gateway.openapi import describe
+from headway.routing.scaling import Bounds
 from tests.gateway.fleets import free_port
 from tests.gateway.named_upstream import MODEL
 from tests.gateway.openai_upstream import gateway
@@ -138,7 +139,8 @@ async def test_it_survives_schemathesis(tmp_path: Path) -> None:
         pytest.skip(
             "schemathesis is not installed, so the description is not tried out with made-up requests"
         )
-    async with gateway() as url:
+    options = GatewayOptions(drain_s=0.1, batch_dir=tmp_path / "batches")
+    async with gateway(options, scale=Bounds(1, 2)) as url:
         process = await asyncio.create_subprocess_exec(
             *(program, "run", f"{url}/openapi.json", "--no-color", "--seed", "1", "--max-examples", "8"),
             *("--exclude-checks", "positive_data_acceptance", "--generation-database", "none"),

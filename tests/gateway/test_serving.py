@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -17,6 +18,7 @@ from headway.core.slo import Slo
 from headway.gateway.book.classes import RequestCounts
 from headway.gateway.fleet.member import Condition, Member
 from headway.gateway.fleet.supervisor import Supervisor
+from headway.gateway.http.options import Cors
 from tests.gateway import test_kept_connections
 from tests.gateway.fleets import QUICK, until
 from tests.gateway.front import CHAT, PROMPT, Answer, Front, ask, gateway
@@ -560,12 +562,51 @@ async def test_instances_that_are_parked_are_none_that_it_may_break() -> None:
         assert sum(bool(server.turns) for server in servers) == 2
 
 
+PATIENT = replace(QUICK, timeout_s=60.0, garbage_pause_s=3600.0)
+"""For tests in which an instance is to be unwell for what it answers alone, and for as long as the test takes."""
+
+
 async def test_an_instance_that_answers_garbage_gets_a_pause() -> None:
-    async with upstream("a", act=nonsense) as first, upstream("b") as second, gateway(first, second) as front:
+    async with (
+        upstream("a", act=nonsense) as first,
+        upstream("b") as second,
+        gateway(first, second, fleet_options=PATIENT) as front,
+    ):
         for _ in range(8):
             assert (await front.post(PROMPT)).status == 200
         assert len(first.turns) == 3
         assert front.fleet.member("a").failures == 1
+
+
+@pytest.mark.parametrize("instances", [1, 2])
+@BOTH
+async def test_a_request_that_every_instance_answers_with_garbage_pauses_none(
+    instances: int, stream: bool
+) -> None:
+    async def provoked(turn: Turn) -> None:
+        await (nonsense if turn.body["prompt"] == "provoke" else Turn.answer)(turn)
+
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(upstream(name, act=provoked)) for name in "ab"[:instances]]
+        front = await stack.enter_async_context(gateway(*servers, fleet_options=PATIENT))
+        for _ in range(4):
+            answer = await front.post({**PROMPT, "prompt": "provoke", "stream": stream})
+            assert (answer.status, answer.error["code"]) == (502, "bad_instance")
+        assert {member.condition for member in front.fleet.members} == {Condition.READY}
+        assert (await front.post({**PROMPT, "stream": stream})).status == 200
+
+
+async def test_an_origin_of_any_length_makes_no_answer_unreadable() -> None:
+    """vLLM repeats it to clients with a cookie, and no HTTP client reads a header of any length."""
+
+    async def repeat(turn: Turn) -> None:
+        await turn.answer()
+        assert turn.response is not None
+        turn.response.headers["Access-Control-Allow-Origin"] = turn.request.headers.get("Origin", "*")
+
+    cors = Cors(allow_origins=("*",))
+    async with upstream(act=repeat) as instance, gateway(instance, cors=cors) as front:
+        assert (await front.post(PROMPT, Origin="https://" + "x" * 9000, Cookie="a=b")).status == 200
 
 
 async def test_a_frozen_instance_loses_its_requests_to_another() -> None:

@@ -76,7 +76,10 @@ async def test_the_demos_stream_is_a_trace_here_too(server: FakeServer, tmp_path
     process = await start(server.url, out, "--trace", "demo", "--limit", "3")
     _, stderr = await process.communicate()
     assert process.returncode == 0, stderr.decode()
-    assert [(record.tenant, record.slo) for record in read_records(out)] == [
+    by_arrival = sorted(
+        read_records(out), key=lambda record: record.arrival_s
+    )  # they are written as they end
+    assert [(record.tenant, record.slo) for record in by_arrival] == [
         (request.tenant, request.slo) for request in demo_stream()[:3]
     ]
 

@@ -120,6 +120,7 @@ class _Run:
             fleet = Fleet(members(site), session=session, options=site.fleet_options, kept_adapters=folder)
             scaling, router = self._scaling(fleet), build_router(site.layout.router)
             app = Gateway(fleet, router, site.options, time.monotonic, self._batching, scaling)
+            app.bodies.start()
             serving = group.create_task(serve(app, *site.address, self._stop))
             others = [group.create_task(work) for work in self._others(fleet, app)]
             if scaling is not None and site.layout.elastic:

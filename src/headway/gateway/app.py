@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -19,9 +19,10 @@ from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
+from headway.core.hints import quoted
 from headway.core.slo import NO_TARGETS
 from headway.errors import ConfigError
 from headway.gateway.batch.asking import Asking
@@ -49,7 +50,7 @@ from headway.gateway.request.body_reader import BodyReader
 from headway.gateway.request.central_queue import CentralBatching
 from headway.gateway.request.forwarding import Broadcast, PassThrough, goes_to_all
 from headway.gateway.request.generation_request import MAX_ID_CHARACTERS
-from headway.gateway.request.interrupt import Interrupt, WaitCut, watch_client
+from headway.gateway.request.interrupt import Interrupt, WaitCut
 from headway.gateway.request.lifecycle import serve as serve_request
 from headway.gateway.request.serving import Serving
 from headway.routing import Router
@@ -57,8 +58,9 @@ from headway.routing import Router
 _LOG = logging.getLogger(__name__)
 
 _OPEN = ("/health", "/ready")
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
-_METHODS_OF_APIS, _METHODS_OF_PAGES = b"OPTIONS, POST", b"GET, HEAD, OPTIONS"
+_METHODS_OF_APIS = b"OPTIONS, POST"
 _METHODS = b"GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE"
 """Of what goes to an instance."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -89,8 +91,8 @@ class Gateway:
         self._fleet = fleet
         self._options = options
         self._clock = clock
-        self._bodies = BodyReader()
-        self._passthrough = PassThrough(self.serving, self._bodies)
+        self.bodies = BodyReader()
+        self._passthrough = PassThrough(self.serving, self.bodies)
         self._broadcast = Broadcast(self.serving)
         self.shadows = ShadowBoard()
         self.scale = ScaleBoard(scaling)
@@ -114,9 +116,13 @@ class Gateway:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, client = scope["path"], Client(send)
         try:
-            tenant = "" if path in _OPEN else self._tenant(scope["headers"])
-            if path not in _OPEN and HELD in scope:
+            tenant = ""
+            if path not in _OPEN:
+                said = dict(scope["headers"])
+                tenant = self._tenant(said)
                 self.limits.admit(scope[HELD], tenant)
+                if scope["method"] not in _SAFE_METHODS:
+                    self._check_origin(said)
             if path in APIS and scope["method"] == "POST":
                 await self._serve(scope, receive, client, tenant)
                 return
@@ -147,7 +153,12 @@ class Gateway:
     def _methods_of(self, path: str) -> bytes:
         if path in APIS:
             return _METHODS_OF_APIS
-        return _METHODS if is_of_batches(path) or not self._is_own(path) else _METHODS_OF_PAGES
+        if not self._is_own(path):
+            return _METHODS
+        asked = {"type": "http", "path": path, "method": "OPTIONS"}
+        matching = (route for route in self._own.routes if route.matches(asked)[0] is not Match.NONE)
+        found = {method for route in matching if isinstance(route, Route) for method in route.methods or ()}
+        return ", ".join(sorted(found | {"OPTIONS"})).encode()
 
     def _is_own(self, path: str) -> bool:
         """Whether a path is answered here. Raises GatewayError (404) for batches where there are none."""
@@ -162,12 +173,12 @@ class Gateway:
     async def _serve(self, scope: Scope, receive: Receive, client: Client, tenant: str) -> None:
         arrival_s, headers = self._clock(), scope["headers"]
         client.request_id = _request_id(headers)
-        body = await read_body(headers, receive, self._options.max_body_bytes)
+        body = await read_body(scope, receive, self._options.max_body_bytes)
         query = scope["query_string"].decode("latin-1")
         interrupt = Interrupt()
-        watcher = asyncio.create_task(watch_client(receive, interrupt))
+        scope[HELD].on_gone = interrupt.client_left
         try:
-            reading = self._bodies.read(
+            reading = self.bodies.read(
                 f"{scope['path']}?{query}" if query else scope["path"],
                 headers,
                 body,
@@ -184,16 +195,26 @@ class Gateway:
             await serve_request(self.serving, request, client, headers, interrupt, arrival_s)
         except WaitCut:
             raise ClientGone from None
-        finally:
-            watcher.cancel()
 
-    def _tenant(self, headers: Headers) -> str:
+    def _check_origin(self, said: Mapping[bytes, bytes]) -> None:
+        """Raise GatewayError (403) where a page of another origin asks for more than to read.
+
+        A browser adds a key that it knows, and reaches what is served on this machine alone.
+        """
+        origin = said.get(b"origin")
+        if origin is None or origin.partition(b"://")[2] == said.get(b"host"):
+            return
+        allowed = () if self._options.cors is None else self._options.cors.allow_origins
+        if "*" not in allowed and origin.decode("latin-1") not in allowed:
+            message = f"a page of {quoted(origin.decode('latin-1'))} asks; accepted: of --allowed-origins"
+            raise GatewayError(403, "other_origin", message)
+
+    def _tenant(self, said: Mapping[bytes, bytes]) -> str:
         """The tenant of the request's key, empty without one. Raises GatewayError (401) without a known key."""
         keys = self._options.keys
         if not keys:
             return ""
-        shown = dict(headers)
-        given = [shown.get(b"authorization", b""), b"Bearer " + shown.get(API_KEY, b"")]
+        given = [said.get(b"authorization", b""), b"Bearer " + said.get(API_KEY, b"")]
         tenant = next((found for key in given if (found := keys.tenant_of(key)) is not None), None)
         if tenant is None:
             accepted = "Authorization: Bearer KEY, or x-api-key: KEY"
@@ -207,7 +228,7 @@ class Gateway:
         if options.batch_dir is None:
             return None
         store = BatchStore(options.batch_dir, options.max_body_bytes)
-        return Batches(Asking(self.serving, self._bodies, self.limits), options, store)
+        return Batches(Asking(self.serving, self.bodies, self.limits), options, store)
 
     def _own_pages(self, router: Router) -> Starlette:
         serving, batches = self.serving, self.batches
@@ -248,7 +269,7 @@ class Gateway:
             if batches is not None:
                 await batches.close()
             serving.close()
-            self._bodies.close()
+            self.bodies.close()
 
         routes = [
             Route("/health", Response(), methods=["GET"]),

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import IO
@@ -31,19 +32,41 @@ _POLL_S = 0.05
 _OPEN_TO_OTHERS = 0o077
 
 
-class KeptInstance(msgspec.Struct, frozen=True):
-    """An instance: its process by id and start, its port, a digest of how it was started, and where its log begins."""
+class KnownProcess(msgspec.Struct, frozen=True):
+    """A process by its id and its start: one that is given the id later is another one."""
 
     pid: int
     started: str
-    port: int
-    command: str
-    log_start: int
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there, and has not ended. A process that was given its id later is another one."""
+        """Whether the process is there, and has not ended."""
         return process_start(self.pid) == self.started != ""
+
+
+class KeptInstance(KnownProcess, frozen=True):
+    """An instance's process, its port, a digest of how it was started, and where its log begins.
+
+    `users` are the gateways that send it requests; some may be gone. `ends`: the one that is left is ending it.
+    """
+
+    port: int
+    command: str
+    log_start: int
+    users: tuple[KnownProcess, ...] = ()
+    ends: bool = False
+
+    def used_by(self, gateway: KnownProcess) -> KeptInstance:
+        """This instance with one user more. Raises UpstreamError if another gateway is ending it."""
+        users = tuple(user for user in self.users if user.is_running and user != gateway)
+        if self.ends and users:
+            raise UpstreamError("another gateway is ending it; then it can be started again")
+        return msgspec.structs.replace(self, users=(*users, gateway), ends=False)
+
+    def left_by(self, gateway: KnownProcess) -> KeptInstance:
+        """This instance with one user less; if that was the last one, it stays the user until it has ended it."""
+        users = tuple(user for user in self.users if user.is_running and user != gateway)
+        return msgspec.structs.replace(self, users=users or (gateway,), ends=not users)
 
 
 class _State(msgspec.Struct):
@@ -73,7 +96,8 @@ class InstancesFolder:
     """Says which instances run, to every gateway that is given the folder: several may have it at a time.
 
     A lock is held for each change, so that of two gateways that miss an instance one starts it and the other finds it.
-    The folder is this user's alone: it holds the key of the instances.
+    An instance that is used by several gateways is ended by the last of them that needs it no longer. The folder is
+    this user's alone: it holds the key of the instances.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,6 +115,7 @@ class InstancesFolder:
         if found.st_uid != os.geteuid() or found.st_mode & _OPEN_TO_OTHERS:
             whose = f"{folder}, of user {found.st_uid} with mode {found.st_mode & 0o777:o}"
             raise ConfigError.of("keep_instances", whose, f"a folder of user {os.geteuid()} with mode 700")
+        self._gateway = KnownProcess(os.getpid(), process_start(os.getpid()))
         self._read()
 
     def key(self) -> str:
@@ -124,15 +149,25 @@ class InstancesFolder:
                     raise UpstreamError(
                         f"another gateway has started {name} with another model, key or flags"
                     )
-                return _KeptServer(found, _Found(found), self._log(name), start)
+                state.instances[name] = found.used_by(self._gateway)
+                return _KeptServer(self, name, found, _Found(found), start)
             port = prepare({each.port for each in state.instances.values() if each.is_running})
-            log_start, process = _started(start, port, self._log(name))
+            log_start, process = _started(start, port, self.log(name))
             kept = KeptInstance(process.pid, process_start(process.pid), port, start.digest, log_start)
-            state.instances[name] = kept
+            state.instances[name] = kept.used_by(self._gateway)
         assert process.stdin is not None
         with process.stdin as told:
             told.write(b".")
-        return _KeptServer(kept, process, self._log(name), start)
+        return _KeptServer(self, name, kept, process, start)
+
+    def let_go(self, name: str, process: KnownProcess) -> bool:
+        """This gateway needs the process of an instance no longer; whether no other does, so that it is to be ended."""
+        with self._changed() as state:
+            found = state.instances.get(name)
+            if found is None or (found.pid, found.started) != (process.pid, process.started):
+                return True
+            state.instances[name] = left = found.left_by(self._gateway)
+        return left.ends
 
     def running(self) -> dict[str, int]:
         """Process ids of the instances that run, by name."""
@@ -154,7 +189,8 @@ class InstancesFolder:
 
     # ---- the file ---------------------------------------------------------------------------------------------------
 
-    def _log(self, name: str) -> Path:
+    def log(self, name: str) -> Path:
+        """Where an instance's output goes."""
         return self.folder / f"{name}.log"
 
     def _read(self) -> _State:
@@ -249,11 +285,21 @@ class _KeptServer(Server):
     """A server that outlives its owner, and may have been started by another one."""
 
     def __init__(
-        self, kept: KeptInstance, process: _Found | subprocess.Popen[bytes], log: Path, start: Start
+        self,
+        folder: InstancesFolder,
+        name: str,
+        kept: KeptInstance,
+        process: _Found | subprocess.Popen[bytes],
+        start: Start,
     ) -> None:
-        output = _Log(log, kept.log_start)
+        output = _Log(folder.log(name), kept.log_start)
         super().__init__(process, (HOST, kept.port), output, GRACE_S + start.command.drain_s)
+        self._let_go = partial(folder.let_go, name, kept)
         self._kept = kept
+
+    def let_go(self) -> bool:
+        """See `Server`. Raises OSError or HeadwayError if the folder cannot be told."""
+        return self._let_go()
 
     def _is_replaced(self) -> bool:
         return process_start(self.pid) not in ("", self._kept.started)

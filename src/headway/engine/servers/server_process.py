@@ -214,6 +214,10 @@ class Server:
             self.ask_to_stop()
         return self.wait()
 
+    def let_go(self) -> bool:
+        """This owner needs the server no longer; whether it is to be ended, as no other owner needs it."""
+        return True
+
     def kill(self) -> None:
         """End every process of the server at once; nothing once it has been waited for."""
         with suppress(ProcessLookupError):

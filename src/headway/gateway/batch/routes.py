@@ -59,8 +59,7 @@ class BatchPages:
     async def upload(self, request: Request) -> Response:
         """`POST /v1/files`."""
         tenant, store = self.tenant(request), self.batches.store
-        if HELD in request.scope:
-            request.scope[HELD].streamed = True
+        request.scope[HELD].streamed = True
         used = await self.batches.call(store.used_bytes, tenant)
         limit = self.options.max_file_mib * MIB + _FORM_BYTES
         came = 0
@@ -73,7 +72,7 @@ class BatchPages:
 
         file_id = f"file-{uuid4().hex}"
         try:
-            pieces = body_pieces(request.receive, limit)
+            pieces = body_pieces(request.scope, request.receive, limit)
             form = await read_form(request.scope["headers"], pieces, store.path(file_id), check)
             try:
                 record = self._uploaded(form, file_id, tenant)
@@ -155,7 +154,7 @@ class BatchPages:
     async def create(self, request: Request) -> Response:
         """`POST /v1/batches`."""
         tenant = self.tenant(request)
-        body = await read_body(request.scope["headers"], request.receive, _MOST_BODY_BYTES)
+        body = await read_body(request.scope, request.receive, _MOST_BODY_BYTES)
         asked = read_batch_request(body)
         window, kept = (
             window_s(asked.completion_window),

@@ -106,7 +106,7 @@ class Fleet:
             self._supervisors[name].suspect()
 
     def garbage(self, name: str) -> None:
-        """An answer was no answer; `garbage_in_a_row` of them, with none served between them, pause the instance."""
+        """An answer was none, to a request that another instance served: see `FleetOptions.garbage_in_a_row`."""
         if name in self._supervisors:
             self._supervisors[name].garbage()
 

@@ -34,6 +34,12 @@ class LaunchedServer(Protocol):
     def ask_to_stop(self) -> None:
         """Have it end by itself, and by force after its grace period."""
 
+    def let_go(self) -> bool:
+        """Do without the server; whether no other gateway needs it either, so that it is to be ended.
+
+        May block for a moment, and raise OSError or HeadwayError.
+        """
+
     def kill(self) -> None:
         """End every process of it at once."""
 
@@ -55,7 +61,7 @@ class Condition(StrEnum):
     LOST = "lost"
     """The instance is gone or frozen: the requests there are cut off."""
     PARKED = "parked"
-    """The instance has no process, as fewer are needed; it is launched when more are."""
+    """Fewer are needed: the instance has no process, or is left to other gateways. It is launched when more are."""
     STOPPED = "stopped"
     """The instance was ended, and is not started again."""
 

@@ -64,7 +64,10 @@ class FleetScaling:
             task.cancel()
 
     def _change(self, more: int) -> None:
-        """Start or drain so many; a process that is still ending is left to end first."""
+        """Start or drain so many; a process that is still ending is left to end first.
+
+        An instance that does not serve goes first, else the last: so gateways that share instances keep the same ones.
+        """
         members = self._fleet.members
         if more > 0:
             idle = [each for each in members if each.condition is Condition.DRAINING]
@@ -76,7 +79,7 @@ class FleetScaling:
                 self._fleet.wake(member.name)
         elif more < 0:
             wanted = [each for each in reversed(members) if each.condition in _WANTED]
-            for member in sorted(wanted, key=_cost_of_stopping)[:-more]:
+            for member in sorted(wanted, key=lambda each: each.condition is Condition.READY)[:-more]:
                 self._park(member)
 
     def _park(self, member: Member) -> None:
@@ -86,8 +89,3 @@ class FleetScaling:
     def _is_ending(self, member: Member) -> bool:
         task = self._parking.get(member.name)
         return task is not None and not task.done()
-
-
-def _cost_of_stopping(member: Member) -> tuple[bool, int]:
-    """An instance that does not serve goes first, then the one with the fewest requests; of equals the last."""
-    return member.condition is Condition.READY, member.in_flight

@@ -38,8 +38,9 @@ class FleetOptions:
     answer for the first time, and is launched anew when it has been LOST for `frozen_s` although its process is there.
     One that has requests and has taken no step for `stalled_s` is not well either. One that leaves a question for its
     health open for `silent_s`, with streams that are silent as long, is frozen: LOST at once.
-    `garbage_in_a_row` answers that were none make an instance UNWELL for `garbage_pause_s`. Between launches lie
-    `backoff_s`, doubled up to `longest_backoff_s`. An instance that is drained has `drain_s` for the requests it has.
+    `garbage_in_a_row` answers that were none, to requests that others served and with no good one between, make an
+    instance UNWELL for `garbage_pause_s`. Between launches lie `backoff_s`, doubled up to `longest_backoff_s`. An
+    instance that is drained has `drain_s` for the requests it has.
     `keeps_instances`: those that were launched outlive the fleet.
     """
 
@@ -206,13 +207,31 @@ class Supervisor:
             await asyncio.sleep(self._options.interval_s / 10)
 
     async def park(self) -> None:
-        """End its process, until `wake`; its requests are cut off if it has some."""
+        """Do without its process, until `wake`; its requests are cut off if it has some.
+
+        The process is ended unless another gateway uses it.
+        """
         member, process = self.member, self.member.process
         self.parting = process is not None
         member.facts = NO_FACTS
         self.become(Condition.PARKED, "fewer instances are needed")
-        if process is not None:
+        if process is None:
+            return
+        if await self._is_last_user(process):
             await stop_process(process)
+            return
+        _LOG.info("%s goes on: another gateway uses it", member.name)
+        member.process = None
+        self._woken.set()
+
+    async def _is_last_user(self, process: LaunchedServer) -> bool:
+        """Let it go, as soon as that can be noted: other gateways go by it."""
+        while True:
+            try:
+                return await asyncio.to_thread(process.let_go)
+            except (OSError, HeadwayError) as error:
+                _LOG.warning("%s cannot be let go yet: %s", self.member.name, error)
+            await asyncio.sleep(self._options.longest_backoff_s)
 
     def wake(self) -> None:
         """Launch it, if it is parked; send requests there again, if it drains."""
@@ -260,6 +279,8 @@ class Supervisor:
         self.become(Condition.STARTING, f"launched as process {process.pid}")
         while (code := process.poll()) is None:
             await self._check(session)
+            if member.process is not process:  # it was let go
+                return
             if self._is_hopeless():
                 silent_s = self._clock() - member.since_s
                 self.lose(f"not well for {silent_s:.0f} s ({member.reason}), so it was killed")

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from headway.core.hints import HINT_HEADERS, header_text
+from headway.gateway.http.client_limits import HELD
 from headway.gateway.http.refusal import GatewayError, bad_request, error_as_event, stalled, too_large
 from headway.http_client import root_of
 
@@ -22,7 +23,11 @@ _HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
     b"transfer-encoding", b"upgrade",
 })  # fmt: skip
-_NOT_TO_INSTANCES = _HOP_BY_HOP | HINT_HEADERS | {b"host", b"content-length", b"accept-encoding", b"expect"}
+_ORIGIN = b"origin"
+_NOT_TO_INSTANCES = (
+    _HOP_BY_HOP | HINT_HEADERS | {b"host", b"content-length", b"accept-encoding", b"expect", _ORIGIN}
+)
+"""An origin is for the gateway to judge (`options.Cors`). vLLM repeats one of any length in an answer's head."""
 _CORS = {b"access-control-allow-origin", b"access-control-allow-credentials"}
 _NOT_TO_CLIENTS = _HOP_BY_HOP | _CORS | {b"date", b"server"}
 """uvicorn writes its own date; which pages may read an answer is the gateway's to say (`options.Cors`)."""
@@ -117,27 +122,30 @@ class Client:
         await self.answer(refusal.status, refusal.headers, refusal.body)
 
 
-async def read_body(headers: Headers, receive: Receive, limit_bytes: int) -> bytes:
+async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     """The whole body of a request.
 
     Raises GatewayError for a longer one (413) and for one that is too slow (408), ClientGone if it breaks off.
     """
-    for name, value in headers:
+    for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit_bytes:
             raise too_large(limit_bytes)
-    parts = [piece async for piece in body_pieces(receive, limit_bytes)]
+    parts = [piece async for piece in body_pieces(scope, receive, limit_bytes)]
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def body_pieces(receive: Receive, limit_bytes: int) -> AsyncIterator[bytes]:
+async def body_pieces(scope: Scope, receive: Receive, limit_bytes: int) -> AsyncIterator[bytes]:
     """A request's body as it comes. Raises GatewayError (408, 413) and ClientGone as `read_body`."""
     size, more, patience_s, left_s = 0, True, STALLED_S, LONGEST_BODY_S
-    now_s = asyncio.get_running_loop().time
+    now_s, held = asyncio.get_running_loop().time, scope[HELD]
     while more:
         asked_s = now_s()
         try:
-            async with asyncio.timeout(min(patience_s, left_s)):
-                message = await receive()
+            if held.is_whole:
+                message = await receive()  # it is here
+            else:
+                async with asyncio.timeout(min(patience_s, left_s)):
+                    message = await receive()
         except TimeoutError:
             raise stalled(MIN_BODY_BYTES_PER_S, STALLED_S, LONGEST_BODY_S) from None
         waited_s = now_s() - asked_s

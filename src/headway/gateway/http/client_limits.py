@@ -68,7 +68,8 @@ class HeldRequest:
     """Bytes that one request makes the gateway hold, and how many of them are `counted`.
 
     `tenant` is its key's; None before its key has been checked. `streamed`: its body goes to the disk as it comes, so
-    that no more of it is held than what was counted before that was known.
+    that no more of it is held than what was counted before that was known. `is_whole`: all of it has come. `on_gone`
+    is called if the client leaves before it has the whole answer.
     """
 
     connection: ClientConnection
@@ -77,6 +78,8 @@ class HeldRequest:
     tenant: str | None = None
     released: bool = False
     streamed: bool = False
+    is_whole: bool = False
+    on_gone: Callable[[], None] | None = None
 
 
 class ClientLimits:

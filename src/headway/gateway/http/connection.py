@@ -143,6 +143,7 @@ class Connection(HttpToolsProtocol):
         """The next byte belongs to another request."""
         held, self._held = self._held, None
         assert held is not None
+        held.is_whole = True
         held.size = self._head_bytes + COPIES * self._body_bytes
         if held.tenant is not None or self.pipeline:  # else its key is about to be checked
             try:
@@ -151,6 +152,8 @@ class Connection(HttpToolsProtocol):
                 self._stop_parsing(refusal)
         self._unpaid_bytes = self._head_bytes = 0
         super().on_message_complete()
+        if self._answered is self.cycle:
+            self.flow.resume_reading()  # else the end of the connection would not be noticed
 
     def on_response_complete(self) -> None:
         """The answered request holds nothing any more."""
@@ -264,3 +267,5 @@ def _held(cycle: RequestResponseCycle) -> HeldRequest:
 def _disconnect(cycle: RequestResponseCycle) -> None:
     cycle.disconnected = True
     cycle.message_event.set()
+    if (on_gone := _held(cycle).on_gone) is not None:
+        on_gone()

@@ -25,13 +25,15 @@ EVENT_NAME = b"event:"
 _FIELD = b"data:"
 _REASON = "headway:"
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?([0-9]{1,9})')
-_IDS = re.compile(rb'"(prompt_)?token_ids":( ?)\[([0-9, ]*)\]')
-"""Inside a JSON text these quotes would be escaped, so a match is never part of one."""
-_EVENT = re.compile(rb"^data: ?\{", re.MULTILINE)
+_TOKEN_IDS = re.compile(rb'"token_ids": ?\[([0-9, ]*)\]')
+_PROMPT_IDS = re.compile(rb'("prompt_token_ids": ?)\[([0-9, ]*)\]')
+"""Inside a JSON text these quotes would be escaped, so a match is never part of one. One pattern for both would be
+looked for at each quote, and searches are most of what a piece of a stream costs."""
+_EVENT = re.compile(rb"data: ?\{")
 _NO_CHOICES = re.compile(rb'"choices": ?\[\]')
+_NEWLINE = ord("\n")
 _COMMENT = re.compile(rb"^:.*\n(?:\r?\n)?", re.MULTILINE)
-_END_MARK = re.compile(rb"^data: ?\[DONE\]", re.MULTILINE)
-"""An answer may hold the same words, but never at the beginning of a line: JSON escapes newlines."""
+_END_WORD = b"[DONE]"
 
 
 class _Choice(msgspec.Struct):
@@ -181,17 +183,17 @@ class PassedEvents(Events):
         if b'"error"' in data or b'"headway:' in data:
             data = self._until_halt(data)
         if self.with_ids:
-            data = _IDS.sub(self._note_ids, data)
+            data = self._without_ids(data)
             if b'"reasoning' in data or b'"tool_calls":' in data or b'"delta":{}' in data:
-                self.parsed = True
+                self.parsed = True  # by a parser of the instance
         else:
-            self.tokens += len(_EVENT.findall(data)) - len(_NO_CHOICES.findall(data))
-        if b'"finish_reason":"' in data or b'"finish_reason": "' in data:
-            self.finished = True
+            events = sum(begins_line(data, event.start()) for event in _EVENT.finditer(data))
+            self.tokens += events - len(_NO_CHOICES.findall(data))
+        self.finished = self.finished or b'"finish_reason":"' in data or b'"finish_reason": "' in data
         if self.finished and _NO_CHOICES.search(data):
             self.counted = True
-        if b"[DONE]" in data and _END_MARK.search(data):
-            self.done = True
+        if _END_WORD in data:
+            self.done = self.done or has_end_mark(data)
         if self.keep is not None:
             self.keep(data)
         return data
@@ -205,16 +207,29 @@ class PassedEvents(Events):
                 self.tokens -= 1
         return False
 
-    def _note_ids(self, match: re.Match[bytes]) -> bytes:
-        ids = match[3]
-        if match[1]:
-            self.prompt_ids = ids
-        elif ids:
+    def _without_ids(self, data: bytes) -> bytes:
+        """Note the token ids, and leave them out if they are to be hidden."""
+        found = _TOKEN_IDS.findall(data)
+        ids = b",".join(filter(None, found))
+        if ids:
             self.sent_ids += b"," + ids if self.sent_ids else ids
             self.tokens += ids.count(b",") + 1
-        if not self.hide_ids:
-            return match[0]
-        return b'"%btoken_ids":%bnull' % (match[1] or b"", match[2])
+        if found and self.hide_ids:
+            null = b'"token_ids": null' if b'"token_ids": [' in data else b'"token_ids":null'
+            data = _TOKEN_IDS.sub(null, data)
+        return self._without_prompt_ids(data)
+
+    def _without_prompt_ids(self, data: bytes) -> bytes:
+        """Note the prompt's token ids, which stand in few events, and leave them out if they are to be hidden."""
+        while b'"prompt_token_ids":[' in data or b'"prompt_token_ids": [' in data:
+            match = _PROMPT_IDS.search(data)
+            if match is None:
+                break
+            self.prompt_ids = match[2]
+            if not self.hide_ids:
+                break
+            data = b"%b%bnull%b" % (data[: match.start()], match[1], data[match.end() :])
+        return data
 
     def _until_halt(self, data: bytes) -> bytes:
         """The lines before one that says the answer halts, if there is such a one."""
@@ -226,6 +241,18 @@ class PassedEvents(Events):
             self.refused = self.refused or refuses(line)
             place += len(line) + 1
         return data
+
+
+def begins_line(data: bytes, place: int) -> bool:
+    """Whether a line begins there. An answer may hold any words, but not so: JSON escapes newlines."""
+    return place == 0 or data[place - 1] == _NEWLINE
+
+
+def has_end_mark(lines: bytes) -> bool:
+    """Whether a line of a stream's last lines is the end mark."""
+    at = lines.rfind(_END_WORD)
+    start = lines.rfind(b"\n", 0, at) + 1
+    return at >= 0 and lines[start:at].rstrip() == _FIELD
 
 
 MOST_UNREAD_BYTES = 2**16

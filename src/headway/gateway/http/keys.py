@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 from headway.core.hints import MAX_TENANT_CHARACTERS
@@ -23,6 +23,10 @@ class Keys:
     """Accepted keys, each with its tenant (empty: the client names its own). Without any, all may ask."""
 
     tenants: Mapping[bytes, str] = field(default_factory=dict, repr=False)
+    _by_digest: Mapping[bytes, str] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_digest", {_digest(key): name for key, name in self.tenants.items()})
 
     def __bool__(self) -> bool:
         return bool(self.tenants)
@@ -30,14 +34,9 @@ class Keys:
     def tenant_of(self, authorization: bytes) -> str | None:
         """The tenant of the key in an `Authorization` header (a bearer token, or a basic password); None: no such key.
 
-        Every key is compared, each in constant time. O(keys).
+        Digests are compared, so that no time tells how much of a key was right. O(1).
         """
-        given = _given_key(authorization)
-        found: str | None = None
-        for key, tenant in self.tenants.items():
-            if hmac.compare_digest(key, given):
-                found = tenant
-        return found
+        return self._by_digest.get(_digest(_given_key(authorization)))
 
 
 NO_KEYS = Keys()
@@ -75,6 +74,10 @@ def read_keys(path: Path | None, environment: Mapping[str, str]) -> Keys:
     if len(found) == count:
         raise ConfigError(f"{path} holds no API key; accepted: a line KEY [TENANT] for each")
     return Keys(found)
+
+
+def _digest(key: bytes) -> bytes:
+    return sha256(key).digest()
 
 
 def _given_key(authorization: bytes) -> bytes:

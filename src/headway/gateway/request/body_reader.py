@@ -8,7 +8,7 @@ import os
 import signal
 from codecs import BOM_UTF8
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any, TypeVar
@@ -31,7 +31,7 @@ MAX_COMMAS_HERE = 2**14
 
 
 class BodyReader:
-    """Decodes small bodies at once, and larger ones in a process that the first of them starts.
+    """Decodes small bodies at once, and larger ones in a process, which `start` or the first of them starts.
 
     A thread would not help: the decoder holds the interpreter's lock until it has decoded a body. Of a tenant's key one
     body at a time is in the process, so that no tenant's bodies are all before another's.
@@ -71,11 +71,9 @@ class BodyReader:
             return await self._submitted(function, *arguments)
 
     async def _submitted(self, function: Callable[..., T], *arguments: object) -> T:
-        if self._processes is None:
-            self._processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
-        processes = self._processes
+        processes = self._started()
         try:
-            return await _submit(processes, function, *arguments)
+            return await asyncio.wrap_future(_submit(processes, function, *arguments))
         except (BrokenProcessPool, OSError):
             # All that waited fail, one after another: another request may have a new process by now.
             if self._processes is processes:
@@ -83,6 +81,18 @@ class BodyReader:
             raise GatewayError(
                 503, "body_not_read", "the body's reader ended; try again later", retry_after_s=1
             ) from None
+
+    def start(self) -> None:
+        """Start the process before a body waits for it, which takes a second. What fails is tried again with a body."""
+        try:
+            _submit(self._started(), len, b"")
+        except (BrokenProcessPool, OSError):
+            self.close()
+
+    def _started(self) -> ProcessPoolExecutor:
+        if self._processes is None:
+            self._processes = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _begin)
+        return self._processes
 
     def close(self) -> None:
         """End the process."""
@@ -95,16 +105,14 @@ def _is_small(body: bytes) -> bool:
     return len(body) <= MAX_BYTES_HERE and body.count(b",") <= MAX_COMMAS_HERE
 
 
-def _submit(
-    processes: ProcessPoolExecutor, function: Callable[..., T], *arguments: object
-) -> asyncio.Future[T]:
+def _submit(processes: ProcessPoolExecutor, function: Callable[..., T], *arguments: object) -> Future[T]:
     """Start the call, and the process for the first one.
 
     The process inherits what is blocked, so that the gateway alone answers Ctrl-C and SIGTERM from the outset.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
-        return asyncio.get_running_loop().run_in_executor(processes, function, *arguments)
+        return processes.submit(function, *arguments)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

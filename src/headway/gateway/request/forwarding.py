@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
@@ -14,26 +15,25 @@ from headway.gateway.http.api import response_of_path
 from headway.gateway.http.asgi_client import (
     Client,
     ClientGone,
-    Headers,
     body_pieces,
     client_headers,
     read_body,
     target_url,
     upstream_headers,
 )
+from headway.gateway.http.client_limits import HELD
 from headway.gateway.http.refusal import GatewayError, closing, no_instance, too_large
 from headway.gateway.request.admission_queue import QueuedRequest
 from headway.gateway.request.body_reader import BodyReader
 from headway.gateway.request.generation_request import Outline, checked_hints, priority_of, tenant_of
-from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut, watch_client
+from headway.gateway.request.interrupt import Cut, Interrupt, WaitCut
 from headway.gateway.request.serving import InstanceLost, Serving
 from headway.http_client import NO_ANSWER, named
 
-_COMPUTED = (
-    "/v1/", "/v2/", "/inference/", "/cohere/", "/invocations", "/pooling", "/classify", "/score", "/rerank",
-    "/generative_scoring",
-)  # fmt: skip
-"""What engines compute is asked for under these paths,"""
+_COMPUTED = re.compile(
+    "/(?:v1|v2|inference|cohere)/|/(?:invocations|pooling|classify|score|rerank|generative_scoring)(?:/|$)"
+)
+"""What engines compute is asked for under these paths, also under an instance's `--root-path`,"""
 _NOT_COMPUTED = ("/cancel", "/count_tokens", "/render", "/derender")
 """but for those that end so."""
 
@@ -68,7 +68,8 @@ class PassThrough:
         if response_id is not None:
             serving.stored.check(response_id, key_tenant)
         interrupt = Interrupt()
-        upload = _Upload(scope["headers"], receive, interrupt, serving.options.max_body_bytes)
+        scope[HELD].on_gone = interrupt.client_left
+        upload = _Upload(scope, receive, serving.options.max_body_bytes)
         serving.running.add(interrupt)
         admission: QueuedRequest | None = None
         outline = _NOTHING_SAID
@@ -88,7 +89,6 @@ class PassThrough:
             raise (serving.too_old() if cut.reason is Cut.TOO_OLD else closing()) from None
         finally:
             serving.running.discard(interrupt)
-            upload.close()
             if admission is not None:
                 serving.queue.leave(admission)
 
@@ -157,37 +157,26 @@ class PassThrough:
 
 def _is_computed(scope: Scope) -> bool:
     path = scope["path"]
-    return scope["method"] == "POST" and path.startswith(_COMPUTED) and not path.endswith(_NOT_COMPUTED)
+    computed = scope["method"] == "POST" and _COMPUTED.search(path) is not None
+    return computed and not path.endswith(_NOT_COMPUTED)
 
 
 class _Upload:
     """A request's body on its way. `problem` is what ended it too early: the sender wraps errors in its own."""
 
-    def __init__(self, headers: Headers, receive: Receive, interrupt: Interrupt, limit_bytes: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, limit_bytes: int) -> None:
         """Raises GatewayError (413) for a body that says it is too long."""
+        self._scope = scope
         self._receive = receive
-        self._interrupt = interrupt
         self._limit_bytes = limit_bytes
-        self._watcher: asyncio.Task[None] | None = None
         self._held: list[bytes] | None = None
         self.problem: GatewayError | ClientGone | None = None
-        fields = dict(headers)
+        fields = dict(scope["headers"])
         size = fields.get(b"content-length", b"")
         if size.isdigit() and int(size) > limit_bytes:
             raise too_large(limit_bytes)
         self.is_there = (size.isdigit() and int(size) > 0) or b"transfer-encoding" in fields
         self.headers = [("content-length", size.decode())] if self.is_there and size else []
-        if not self.is_there:
-            self._watch()
-
-    def close(self) -> None:
-        """The request is over."""
-        if self._watcher is not None:
-            self._watcher.cancel()
-
-    def _watch(self) -> None:
-        """Nothing more comes from the client but its end."""
-        self._watcher = asyncio.create_task(watch_client(self._receive, self._interrupt))
 
     async def hold(self) -> bytes:
         """Read all of it now, and return it. Raises `problem`, as `parts`."""
@@ -210,13 +199,12 @@ class _Upload:
         Raises `problem`: GatewayError for too many bytes (413) or none for long (408), ClientGone if they break off.
         """
         try:
-            async for part in body_pieces(self._receive, self._limit_bytes):
+            async for part in body_pieces(self._scope, self._receive, self._limit_bytes):
                 if part:
                     yield part
         except (GatewayError, ClientGone) as problem:
             self.problem = problem
             raise
-        self._watch()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,14 +236,14 @@ class Broadcast:
         too, and ClientGone if the request breaks off.
         """
         serving = self.serving
-        body = await read_body(scope["headers"], receive, serving.options.max_body_bytes)
+        body = await read_body(scope, receive, serving.options.max_body_bytes)
         gone = (Condition.PARKED, Condition.STOPPED)
         members = [member for member in serving.fleet.members if member.condition not in gone]
         if not serving.fleet.names():
             raise no_instance()
         interrupt = Interrupt()
+        scope[HELD].on_gone = interrupt.client_left
         serving.running.add(interrupt)
-        watcher = asyncio.create_task(watch_client(receive, interrupt))
         try:
             answers = await interrupt.wait(
                 asyncio.gather(*(self._ask(member, scope, body) for member in members))
@@ -265,7 +253,6 @@ class Broadcast:
                 raise closing() from None
             return
         finally:
-            watcher.cancel()
             serving.running.discard(interrupt)
             for member in members:  # also where no client waits for the answer: they may do it all the same
                 serving.fleet.learn_again(member.name)

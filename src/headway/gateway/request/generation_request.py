@@ -109,6 +109,11 @@ _FIELDS: _Kind[Fields] = _Kind(Fields, "an object")
 _ATTRIBUTION = re.compile(rb'"x-anthropic-billing-header[^"]*')
 """A text of Claude Code's with a hash of each request's own, which vLLM leaves out of the prompt."""
 
+_LISTS = (
+    "texts", "images", "inputs", "documents", "queries", "items", "data_1", "data_2", "text_1", "text_2",
+)  # fmt: skip
+"""Of embeddings and scores: each of their elements is a sequence, whatever it is."""
+
 _FORM_MODEL = re.compile(rb'name="?model"?\r\n\r\n([^\r\n]{1,256})\r\n')
 
 whole_number = _NUMBER.decode
@@ -293,9 +298,9 @@ class Outline(NamedTuple):
 def outline_of(body: bytes, *, names_tenants: bool = True) -> Outline:
     """The outline of a body, as of /invocations or /v1/chat/completions/batch.
 
-    Sequences are its prompts, or its conversations, times `n`, which may stand among `sampling_params`. A body that is
-    no JSON object counts as one. Raises GatewayError (400) for an `n` that is no number, a model that is no text, and
-    unless `names_tenants` for a tenant that is named in the body, which goes on as it is.
+    Sequences are its prompts, conversations or texts, times `n`, which may stand among `sampling_params`. A body that
+    is no JSON object counts as one. Raises GatewayError (400) for an `n` that is no number, a model that is no text,
+    and unless `names_tenants` for a tenant that is named in the body, which goes on as it is.
     """
     if body.startswith(b"--"):  # a form, with sound in it
         named = _FORM_MODEL.search(body)
@@ -308,8 +313,11 @@ def outline_of(body: bytes, *, names_tenants: bool = True) -> Outline:
                 f"{name} names a tenant on this path; accepted: with --trust-tenants, or a key", name
             )
     answers = max(1, *(_value(each, "n", _NUMBER) or 1 for each in (fields, nested)))
-    conversations, _ = _prompts_in(bytes(fields.get("messages", b"")))
-    return Outline(_value(fields, "model", _TEXT) or "", max(_prompts(fields)[0], conversations) * answers)
+    several = [_prompts(fields)[0]]
+    several += [_prompts_in(bytes(fields[name]))[0] for name in ("messages", "input") if name in fields]
+    lists = [raw for name in _LISTS if (raw := bytes(fields.get(name, b""))).startswith(b"[")]
+    several += [len(_decode_parts(raw)) for raw in lists]
+    return Outline(_value(fields, "model", _TEXT) or "", max(several) * answers)
 
 
 def _fields_as_in_python(body: bytes) -> Fields:

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from enum import IntEnum
 from typing import TypeVar
 
-from starlette.types import Receive
-
 T = TypeVar("T")
 
 
@@ -59,6 +57,10 @@ class Interrupt:
             self._cancelled = True
             self._task.cancel()
 
+    def client_left(self) -> None:
+        """Cut it short because its client has left."""
+        self.cut(Cut.GONE)
+
     def clear(self, reason: Cut) -> None:
         """Forget that reason: what it was about is over."""
         if self.reason is reason:
@@ -82,13 +84,6 @@ class Interrupt:
             if self._cancelled:
                 self._cancelled = False
                 self._task.uncancel()
-
-
-async def watch_client(receive: Receive, interrupt: Interrupt) -> None:
-    """Cut the request short once the client has gone; returns then, or when its answer is over."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    interrupt.cut(Cut.GONE)
 
 
 class InstanceLosses:

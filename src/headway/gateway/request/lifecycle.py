@@ -99,6 +99,7 @@ class RequestLifecycle:
     _streams: bool = False
     _may_move: bool = True
     _fell: int = 0
+    _garbled: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.client.named_events = self.request.api.named_events
@@ -117,6 +118,7 @@ class RequestLifecycle:
             transferred, ending = self._transfer is not None, await self._at(name, self._ask_for_it)
             self._transfer = None
             if ending.end is End.PASSED:
+                self._tell_of_garbage(name)
                 self._keep_place()
                 return Outcome.FINISHED, ""
             if ending.end is End.REFUSED:
@@ -347,8 +349,9 @@ class RequestLifecycle:
             left = replace(left, ttft_s=request.slo.ttft_s)
         else:
             onward.context_limit = member.facts.limits.get(request.model or member.facts.model)
-            whole = (ids or not request.stream) and loses_nothing(request, member.answer_limit)
-            may_move = self._may_move and self._placement.may_move(loses_nothing=whole)
+            may_move = self._may_move and self._placement.may_move(
+                lambda: (ids or not request.stream) and loses_nothing(request, member.answer_limit)
+            )
             if self._transfer is not None:
                 request = with_transfer(request, self._transfer)
         # The instance does not say why a policy ended it: a request that may move is handed off, else it is shed.
@@ -379,9 +382,18 @@ class RequestLifecycle:
             headers.append((PRIORITY_HEADER, str(request.priority)))
         return Call(root_of(member.url) + request.path, headers, body)
 
+    def _tell_of_garbage(self, served_by: str) -> None:
+        """Blame instances for answers that were none, now that another has served the same request.
+
+        Without that the request may be at fault, and what one client provokes is not to take instances from others.
+        """
+        for name in self._garbled:
+            if name != served_by:
+                self.serving.fleet.garbage(name)
+
     def _tell_fleet(self, name: str, ending: Ending) -> None:
         if ending.garbage:
-            self.serving.fleet.garbage(name)
+            self._garbled.append(name)
         elif not ending.refused and ending.departure is None:
             self.serving.fleet.suspect(name)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from headway.core.job import Job
@@ -54,9 +54,9 @@ class Placement:
             return await self.place(names)
         return target or name
 
-    def may_move(self, *, loses_nothing: bool) -> bool:
+    def may_move(self, loses_nothing: Callable[[], bool]) -> bool:
         """Whether an instance may give the request up; in a batch it may do so in the midst of the answer."""
-        return self.job.may_move and (loses_nothing if self._queued else self.serving.router.hands_off)
+        return self.job.may_move and (loses_nothing() if self._queued else self.serving.router.hands_off)
 
     def begin(self) -> bool:
         """A token has come from where it is; whether it is the first from there."""
