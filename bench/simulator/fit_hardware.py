@@ -56,6 +56,7 @@ SAMPLER_S, SAMPLER_JOB_S = 2e-5, 5e-7
 HOST_COPY_START_S = 1e-5
 
 MULTIPROCESSORS = {"a100": 108, "l40s": 142}
+"""Devices on FlashAttention 2, whose decodes of query heads with a KV head each are not split over keys."""
 MIXED_TILES = 1.3
 """Devices on FlashAttention 2 whose mixed steps were not measured: a decode's tile beside prompts, as on the RTX
 PRO 6000 (1.2 to 1.5 tiles shared by all processors)."""
@@ -165,7 +166,7 @@ def _rows(found: dict[str, KernelError]) -> int:
 def _device(sheet: Sheet, tables: Tables) -> tuple[Kernels, dict[str, KernelError]]:
     name, peaks = sheet.kernels, Peaks(flops_per_s=sheet.flops_per_s, bytes_per_s=sheet.bytes_per_s)
     if name in AIC:
-        surfaces, errors = fit_kernels(name, peaks, tables)
+        surfaces, errors = fit_kernels(name, peaks, tables, lone_apart=name in MULTIPROCESSORS)
         tile, mixed = longest_tile_key_s(name, tables), FLAT
         mixed_key_s = MIXED_TILES * tile / MULTIPROCESSORS[name] if name in MULTIPROCESSORS else 0.0
     else:

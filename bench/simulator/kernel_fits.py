@@ -120,6 +120,7 @@ DECODE_GROUP_AXES: Axes = (
     (0.0, 3.0, 5.0, 7.0, 9.0),
     (1.0, 7.0, 9.0, 11.0, 13.0, 15.0, 17.0),
 )
+DECODE_LONE_AXES: Axes = ((0.0, 2.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 12.0), CONTEXTS)
 PREFILL_AXES: Axes = (
     (0.0, 2.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 14.0),
     (4.0, 6.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0),
@@ -185,13 +186,26 @@ def _heads(row: Row) -> Heads:
     return Heads(query=row[2], kv=row[3], dim=HEAD_DIM)
 
 
-def fit_kernels(name: str, peaks: Peaks, tables: Tables) -> tuple[dict[str, Surface], dict[str, KernelError]]:
-    """The surfaces of one measured device, and their errors on unseen rows."""
-    ideal = Ideal(peaks)
+def fit_kernels(
+    name: str, peaks: Peaks, tables: Tables, *, lone_apart: bool
+) -> tuple[dict[str, Surface], dict[str, KernelError]]:
+    """The surfaces of one measured device, and their errors on unseen rows.
+
+    `lone_apart`: decodes of query heads with a KV head each are fitted by themselves.
+    """
+    ideal, decodes = Ideal(peaks), tables.decode(name)
+    surfaces, errors = dict[str, Surface](), dict[str, KernelError]()
+    if lone_apart:
+        lone, decodes = _parted(decodes, _is_lone)
+        (surfaces["decode_lone"],), errors["decode lone"] = _fit(
+            lone,
+            ideal.decode,
+            lambda rows: [(DECODE_LONE_AXES, np.column_stack([rows[:, 0] * rows[:, 3], rows[:, 1]]))],
+        )
 
     gemm, gemm_error = _fit(tables.gemm(name), ideal.gemm, lambda rows: [(GEMM_AXES, rows[:, :3])])
     decode, decode_error = _fit(
-        tables.decode(name),
+        decodes,
         ideal.decode,
         lambda rows: [(DECODE_AXES, rows[:, [0, 3, 1]]), (DECODE_GROUP_AXES, _decode_group(rows))],
     )
@@ -203,14 +217,27 @@ def fit_kernels(name: str, peaks: Peaks, tables: Tables) -> tuple[dict[str, Surf
             (PREFILL_GROUP_AXES, _group(rows)),
         ],
     )
-    surfaces = {
+    surfaces |= {
         "gemm": gemm[0],
         "decode": decode[0],
         "decode_group": decode[1],
         "prefill": prefill[0],
         "prefill_group": prefill[1],
     }
-    return surfaces, {"gemm": gemm_error, "decode": decode_error, "prefill": prefill_error}
+    return surfaces, errors | {"gemm": gemm_error, "decode": decode_error, "prefill": prefill_error}
+
+
+def _is_lone(row: Row) -> bool:
+    return row[2] == row[3]
+
+
+def _parted(split: Split, wanted: Callable[[Row], bool]) -> tuple[Split, Split]:
+    """Rows that are wanted, and the others."""
+    parts = [
+        Split(*([row for row in rows if wanted(row) is kept] for rows in (split.fitted, split.judging)))
+        for kept in (True, False)
+    ]
+    return parts[0], parts[1]
 
 
 def _decode_group(rows: Array) -> Array:

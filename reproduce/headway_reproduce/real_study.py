@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -231,16 +231,6 @@ def real_part(runs: RealRuns | None, plan: RealShown) -> StudyPart:
         return StudyPart(title=title, tables=[_table(runs, plan)])
     needs = "" if find_spec("vllm") else f" vLLM is not installed: {VLLM_COMES_BY}."
     return StudyPart(title=title, text=[f"Not run: --quick leaves it out.{needs}"])
-
-
-def real_data(runs: RealRuns | None, plan: RealShown) -> Mapping[str, object] | None:
-    """What scripts read: policy -> means over the rounds; None where it was not run."""
-    if runs is None:
-        return None
-    return {
-        result.policy: {column.key: result.mean(column.key) for column in plan.columns}
-        for result in runs.results
-    }
 
 
 def _table(runs: RealRuns, plan: RealShown) -> StudyTable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
@@ -14,6 +14,7 @@ from headway.lab.papers import PaperRequest, Size, Tell, Tick
 from headway.results.study import Chart, Study, StudyPart, StudyTable, Value
 from headway.results.svg import Points, settings_svg
 from headway.statistics import deviation, known, mean_of_all
+from headway_reproduce.claims import Claim, verdict_counts
 
 _DIGITS = 4
 
@@ -275,17 +276,34 @@ class RepeatedPaper(ABC, Generic[FindingsT]):
         extent: str,
         seeds: int,
         facts: Sequence[tuple[str, str]],
+        claims: Sequence[Claim],
         parts: Iterable[StudyPart | None],
         data: Mapping[str, object],
     ) -> Study:
-        """The study; a part that is None is not run. `extent` says what all the runs are."""
+        """The study; a part that is None is not run. `extent` says what all the runs are.
+
+        Scripts read `data`, every statement of the paper, and every table as it is shown.
+        """
         part = "the quick part, 1 seed" if scope.quick else extent
         counts = {"cells_run": scope.num_runs(), "cells_total": whole.num_runs()}
+        shown = [part for part in parts if part is not None]
         said = f"{counts['cells_run']:,} of {counts['cells_total']:,} simulated runs: {part}"
         return Study(
             name=self.name,
             title=self.title,
             facts=[("scope", said), *facts],
-            parts=[part for part in parts if part is not None],
-            data={"quick": scope.quick, **counts, "seeds": seeds, **data},
+            parts=shown,
+            data={
+                "quick": scope.quick,
+                **counts,
+                "seeds": seeds,
+                "verdicts": verdict_counts(claims),
+                "claims": [asdict(claim) for claim in claims],
+                **data,
+                "tables": {
+                    table.name: {"headings": table.headings, "rows": table.rows}
+                    for part in shown
+                    for table in part.tables
+                },
+            },
         )

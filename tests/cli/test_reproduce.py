@@ -55,7 +55,7 @@ def test_tables_plots_and_a_page_are_kept(headway: Headway, done: Path) -> None:
     assert {
         "adaptivellm.html",
         "adaptivellm.md",
-        "statements.csv",
+        "claims.csv",
         "table3-vllm.csv",
         "fig4.csv",
         "fig3-opt-13b-chatbot.svg",

@@ -11,7 +11,7 @@ from headway.core.batch_shape import BatchShape
 from headway.errors import ConfigError
 from headway.predict.models.known_models import model_shape
 from headway.predict.models.roofline import Roofline
-from headway.predict.steps.hardware import calibration, hardware, hardware_names, is_cost_file
+from headway.predict.steps.hardware import calibration, catalogue, hardware, hardware_names, is_cost_file
 from headway.predict.steps.kernels import (
     AllReduce,
     Heads,
@@ -296,3 +296,33 @@ def test_a_file_that_is_called_like_a_gpu_does_not_hide_it(
     assert is_cost_file("measured")
     assert is_cost_file("missing.json")
     assert not is_cost_file("missing")
+
+
+A100_LONE_DECODES_US = {
+    (8, 8): {512: 20.5, 2048: 60.3, 8192: 204.5, 32768: 777.1},
+    (16, 4): {512: 20.6, 2048: 60.8, 8192: 205.7, 32768: 815.6},
+    (16, 8): {512: 33.0, 2048: 101.1, 8192: 378.1, 32768: 1579.1},
+    (128, 8): {512: 187.7, 2048: 625.2, 8192: 2678.5},
+}
+"""(sequences, heads) -> context -> microseconds of one layer's decode attention on an A100 under vLLM 0.14, each query
+head with a KV head of its own. Rows of aiconfigurator's table that the fit has not seen: it has one and two heads."""
+
+
+@pytest.mark.parametrize("shape", sorted(A100_LONE_DECODES_US))
+def test_decodes_of_heads_that_share_no_kv_take_what_they_took(shape: tuple[int, int]) -> None:
+    sequences, heads = shape
+    kernels, peaks = catalogue().kernels["a100"], hardware("a100-80g").peaks
+    for context, measured_us in A100_LONE_DECODES_US[shape].items():
+        found_s = kernels.decode_s(peaks, Heads(query=heads, kv=heads, dim=128), sequences, context)
+        assert 1e6 * found_s == pytest.approx(measured_us, rel=0.1)
+
+
+def test_heads_that_share_no_kv_are_as_many_sequences_more() -> None:
+    kernels, peaks = catalogue().kernels["a100"], hardware("a100-80g").peaks
+
+    def decode_s(sequences: int, heads: int, kv_heads: int) -> float:
+        return kernels.decode_s(peaks, Heads(query=heads, kv=kv_heads, dim=128), sequences, 2048)
+
+    assert decode_s(8, 40, 40) == pytest.approx(decode_s(40, 8, 8))
+    # Keys that heads share are read once, and split over idle processors.
+    assert decode_s(8, 40, 8) < decode_s(8, 40, 40)

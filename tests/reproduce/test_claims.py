@@ -1,88 +1,123 @@
-"""Verdicts on a paper's statements: the boundaries of each rule."""
+"""The one measure of all papers' statements: the boundaries of each rule."""
 
 from __future__ import annotations
+
+from math import inf
 
 import pytest
 from headway_reproduce.claims import (
     Claim,
+    Held,
     Verdict,
+    as_above_one,
+    as_cost,
+    as_fact,
+    as_gain,
+    as_trend,
+    as_value,
     claims_part,
-    judged_equal,
-    judged_gain,
-    judged_near,
-    judged_range,
-    judged_trend,
+    judged,
     verdict_counts,
 )
 
+from headway.results.study import Value
+
 
 @pytest.mark.parametrize(
-    ("ours", "verdict"),
+    ("ours", "held"),
     [
-        (4.0, "reproduced"),
-        (6.0, "reproduced"),
-        (6.1, "partly"),
-        (2.6, "partly"),
-        (1.04, "not"),
-        (0.5, "not"),
-        (None, "not run"),
+        (4.0, Held.SIZE),
+        (4.4, Held.SIZE),  # 1.1 times
+        (3.63, Held.DIRECTION),
+        (1.04, Held.DIRECTION),
+        (1.03, Held.NOT),  # as good as equal
+        (0.5, Held.NOT),
+        (None, None),
     ],
 )
-def test_a_gain_of_four_is_reproduced_within_a_factor_of_one_and_a_half(
-    ours: float | None, verdict: Verdict
-) -> None:
-    assert judged_gain(ours, 4.0) == verdict
+def test_a_gain_of_four_is_near_in_its_direction_or_neither(ours: float | None, held: Held | None) -> None:
+    assert as_gain(ours, 4.0) == held
 
 
-def test_a_small_gain_is_near_only_if_it_is_a_gain_or_the_paper_has_none() -> None:
-    # 1.3 / 1.5 is below 1: to lose a little is not near to gaining a little.
-    assert judged_gain(0.9, 1.3) == "not"
-    assert judged_gain(0.9, 1.0) == "reproduced"
+def test_a_small_gain_is_near_only_if_it_is_a_gain() -> None:
+    # 1.02 is within a tenth of 1.1, and no gain.
+    assert as_gain(1.02, 1.1) == Held.NOT
+    assert as_gain(1.02, 1.0) == Held.SIZE
+    assert as_gain(1.06, 1.0) == Held.NOT
 
 
-def test_a_range_is_reproduced_at_both_ends() -> None:
-    assert judged_range((1.0, 4.0), (1.0, 4.3)) == "reproduced"
-    assert judged_range((1.0, 2.0), (1.0, 4.3)) == "partly"
-    assert judged_range((0.2, 1.0), (1.0, 4.3)) == "not"
-    assert judged_range(None, (1.0, 4.3)) == "not run"
+def test_a_loss_has_the_other_direction_and_a_range_may_begin_at_equality() -> None:
+    assert as_gain(0.42, 0.44, 0.68) == Held.SIZE
+    assert as_gain(0.8, 0.44, 0.68) == Held.DIRECTION
+    assert as_gain(1.2, 0.44, 0.68) == Held.NOT
+    assert as_gain(0.98, 1.0, 4.3) == Held.SIZE
+    assert as_gain(9.0, 3.0, inf) == Held.SIZE
+
+
+def test_facts_without_a_direction_hold_or_do_not() -> None:
+    assert [as_value(ours, 3.0) for ours in (2.73, 3.3, 2.7, None)] == [Held.SIZE, Held.SIZE, Held.NOT, None]
+    assert [as_cost(ours, 0.01) for ours in (0.0, 0.011, 0.012)] == [Held.SIZE, Held.SIZE, Held.NOT]
+    assert [as_above_one(ours) for ours in (1.04, 1.03, None)] == [Held.SIZE, Held.NOT, None]
 
 
 def test_a_trend_holds_at_every_step_or_on_the_whole() -> None:
-    assert judged_trend([1.0, 2.0, 3.0], rising=True) == "reproduced"
-    assert judged_trend([1.0, 3.0, 2.0], rising=True) == "partly"
-    assert judged_trend([1.0, 3.0, 1.0], rising=True) == "not"
-    assert judged_trend([3.0, 2.0, None], rising=False) == "reproduced"
-    assert judged_trend([1.0, 1.04], rising=True) == "not"
-    assert judged_trend([1.0, 2.0, 1.95, 3.0], rising=True) == "reproduced"
-    assert judged_trend([3.0], rising=False) == "not run"
+    assert as_trend([1.0, 2.0, 3.0], rising=True) == Held.SIZE
+    assert as_trend([1.0, 3.0, 2.0], rising=True) == Held.DIRECTION
+    assert as_trend([1.0, 3.0, 1.0], rising=True) == Held.NOT
+    assert as_trend([3.0, 2.0, None], rising=False) == Held.SIZE
+    assert as_trend([1.0, 1.03], rising=True) == Held.NOT
+    assert as_trend([1.0, 2.0, 1.95, 3.0], rising=True) == Held.SIZE
+    assert as_trend([3.0], rising=False) is None
 
 
-def test_a_value_is_near_within_the_factor_either_way() -> None:
-    assert [judged_near(ours, 3.0) for ours in (2.0, 4.5, 1.9, None)] == [
-        "reproduced",
-        "reproduced",
-        "not",
-        "not run",
-    ]
+@pytest.mark.parametrize(
+    ("facts", "verdict"),
+    [
+        ([Held.SIZE, Held.SIZE], "reproduced"),
+        ([Held.SIZE, Held.DIRECTION], "partly"),
+        ([Held.SIZE, Held.NOT], "partly"),
+        ([Held.DIRECTION, Held.NOT, Held.NOT], "not"),
+        ([None, Held.SIZE], "reproduced"),
+        ([None], "not run"),
+        ([], "not run"),
+    ],
+)
+def test_a_statement_is_judged_by_its_facts(facts: list[Held | None], verdict: Verdict) -> None:
+    assert judged(*facts) == verdict
 
 
-def test_equal_is_within_a_twentieth_either_way() -> None:
-    assert [judged_equal(ratio) for ratio in (1.05, 0.96, 1.06, None)] == [
-        "reproduced",
-        "reproduced",
-        "not",
-        "not run",
-    ]
+def _claim(says: str, verdict: Verdict, reading: str = "", reason: str = "") -> Claim:
+    return Claim(
+        where="abstract", says=says, paper="5.1", ours="2.0", verdict=verdict, reading=reading, reason=reason
+    )
 
 
 def test_every_statement_is_a_row_and_verdicts_are_counted() -> None:
-    claims = [
-        Claim(where="abstract", says="gain", paper="5.1", ours="2.00", verdict="partly", reason="tested"),
-        Claim(where="Fig. 1", says="equal", paper="1", ours="1.00", verdict="reproduced"),
-    ]
+    claims = [_claim("gain", "partly", reason="tested"), _claim("equal", judged(as_fact(True)))]
     assert verdict_counts(claims) == {"reproduced": 1, "partly": 1}
     part = claims_part(claims, "simulated, abacus")
     assert part.text == ["1 reproduced, 1 partly."]
     [table] = part.tables
-    assert table.rows[0] == ["abstract", "gain", "5.1", "2.00", "partly", "tested"]
+    assert table.rows[0] == ["abstract", "gain", "5.1", "2.0", "partly", "tested"]
     assert table.measured_on == "simulated, abacus"
+
+
+def test_readings_stand_side_by_side_and_share_what_they_make_no_difference_to() -> None:
+    claims = [
+        _claim("faster", "partly", "prompt", "no padding 1.1"),
+        _claim("faster", "not", "prompt + output", "no padding 1.1"),
+        _claim("alone", "not", "memory alone"),
+        _claim("KV", "reproduced"),
+    ]
+    part = claims_part(claims, "simulated")
+    shown: list[list[Value]] = [list(row) for row in part.tables[0].rows]
+    assert shown == [
+        ["abstract", "faster", "5.1", "2.0", "partly", "2.0", "not", "-", "", "no padding 1.1"],
+        ["abstract", "alone", "5.1", "-", "", "-", "", "2.0", "not", ""],
+        ["abstract", "KV", "5.1", *(["2.0", "reproduced"] * 3), ""],
+    ]
+    assert part.text == [
+        "prompt: 1 reproduced, 1 partly.",
+        "prompt + output: 1 reproduced, 1 not.",
+        "memory alone: 1 reproduced, 1 not.",
+    ]

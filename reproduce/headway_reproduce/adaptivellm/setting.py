@@ -152,6 +152,11 @@ PAPER_RECOMPUTE_ERROR = {"OPT": 0.0176, "Llama": 0.0130}
 """Mean relative error of predicted prefill times on rows held out (section 4.5)."""
 PAPER_SWAP_ERROR = {"in": (0.015, 0.011), "out": (0.010, 0.012)}
 """The same of copies, Llama-13B and Llama-32.5B (section 4.5)."""
+PAPER_MOST_SWAP_ERROR = 0.04
+"""Of copies out and in together (section 4.5)."""
+PAPER_REGRESSOR = "RandomForest, degree 2"
+PAPER_KV_MB = 39.1
+"""Of 100 tokens of OPT-13B (section 2.1)."""
 PAPER_OVERHEAD = (0.001, 0.01)
 """Predicting over run time, least and most (section 4.6)."""
 PAPER_CALL_S, PAPER_CALLS_SHARE = 0.0002, (0.005, 0.01)

@@ -23,19 +23,20 @@ from headway_reproduce.adaptivellm.setting import (
     REQUESTS,
     SEATS,
     SEEDS,
+    SIMULATED,
     TOKENS_A_STEP,
     WATERMARK_BLOCKS,
     AdaptivePoint,
 )
 from headway_reproduce.adaptivellm.statements import (
+    NOTE,
     LatencyStatements,
     ThroughputStatements,
     other_statements,
-    statements_data,
-    statements_part,
 )
 from headway_reproduce.adaptivellm.throughput import Throughput, ThroughputFindings
-from headway_reproduce.real_study import RealColumn, RealPlan, RealSizes, real_data, real_part
+from headway_reproduce.claims import claims_part
+from headway_reproduce.real_study import RealColumn, RealPlan, RealSizes, real_part
 from headway_reproduce.study import RepeatedPaper, read_kept
 from headway_reproduce.study_runs import RunResult
 
@@ -95,7 +96,7 @@ class AdaptiveLlm(RepeatedPaper[ThroughputFindings]):
         throughput, latency, overheads = Throughput(*made), LatencyFindings(*made), Overheads(*made)
         real = REAL_PLAN.measurement.found(request, tell)
         errors = predictor_errors(request, tell)
-        statements = [
+        claims = [
             *ThroughputStatements(*made).all(),
             *LatencyStatements(*made).all(),
             *other_statements(overheads, errors),
@@ -106,8 +107,9 @@ class AdaptiveLlm(RepeatedPaper[ThroughputFindings]):
             extent=f"all; {SEEDS} seeds for throughput, 1 for the rest",
             seeds=len(findings.scope.seeds(AdaptivePoint(group=GROUPS[0]))),
             facts=_facts(),
+            claims=claims,
             parts=[
-                statements_part(statements),
+                claims_part(claims, f"{SIMULATED}; predictors and decisions timed on this machine", NOTE),
                 throughput.table_3(),
                 throughput.reasons(),
                 throughput.figure_3(),
@@ -119,12 +121,10 @@ class AdaptiveLlm(RepeatedPaper[ThroughputFindings]):
                 real_part(real, REAL_PLAN),
             ],
             data={
-                **statements_data(statements),
                 **throughput.data(),
                 **latency.data(),
                 **overheads.data(),
                 **errors.data(),
-                "real_engine": real_data(real, REAL_PLAN),
             },
         )
 

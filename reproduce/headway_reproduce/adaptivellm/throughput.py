@@ -261,43 +261,19 @@ class Throughput(ThroughputFindings):
     # ---- what scripts read -------------------------------------------------------------------------
 
     def data(self) -> dict[str, object]:
-        """Table 3: group -> reading -> gains and counts, with the paper's two; Fig. 3: the gains by longest output."""
+        """Table 3: group -> reading -> gains, with the paper's two; Fig. 3: the gains by longest output."""
         sweep: dict[str, dict[str, dict[str, object]]] = {}
         for point in self.scope.sweep_points():
             by_kind = sweep.setdefault(str(point.group), {}).setdefault(point.lengths, {})
             by_kind[str(point.limit)] = self._gains_data(point)
         table = {
-            str(point.group): {
-                **self._gains_data(point),
-                "fates": {name: self._fates_data(point, policy) for name, policy in READINGS.items()},
-                "paper": PAPER_TABLE_3[str(point.group)],
-            }
+            str(point.group): {**self._gains_data(point), "paper": PAPER_TABLE_3[str(point.group)]}
             for point in self.scope.table_points()
         }
-        return {
-            "table3": table,
-            "fig3": sweep,
-            "schedules": {policy: self.num_schedules(policy) for policy in (BASELINE, *READINGS.values())},
-            "one_thing_changed": {
-                str(group): {what.name: short(self.varied_gain(group, what)) for what in VARIATIONS}
-                for group in self.scope.groups
-            },
-        }
+        return {"table3": table, "fig3": sweep}
 
     def _gains_data(self, point: AdaptivePoint) -> dict[str, object]:
-        readings = {
-            name: {
-                **{f"vs_{key}": short(self.gain(point, policy, over)) for key, over in OTHERS.items()},
-                "vs_vllm_saturated": short(self.ratio(point, policy, BASELINE, saturated)),
-                "vs_vllm_today": short(self.gain(point, policy, TODAY)),
-            }
+        return {
+            name: {f"vs_{key}": short(self.gain(point, policy, over)) for key, over in OTHERS.items()}
             for name, policy in READINGS.items()
         }
-        return {
-            **readings,
-            "plus": {key: short(self.gain(point, PLUS, over)) for key, over in BESIDE.items()},
-        }
-
-    def _fates_data(self, point: AdaptivePoint, policy: str) -> dict[str, float | None]:
-        names = ("swaps", "recomputes", "host_full")
-        return {name: short(self.count(point, policy, name)) for name in names}

@@ -21,9 +21,7 @@ from headway_reproduce.ascendra.setting import (
     MAIN,
     NO_HAND_OFF,
     NO_TICKET,
-    PAPER_DELAY_RATIO,
     PAPER_MODEL_ERROR,
-    PAPER_TICKET_GAIN,
     PURE_EDF,
     SHORTEST,
     SIMULATED,
@@ -108,11 +106,7 @@ class Ablation(AscendraFindings):
             "HP. TBT is a request's mean; the gap is between any two tokens of an answer, seed 0.",
             decimals=3,
         )
-        delays = self.delays()
-        times = ratio(delays[LP], delays[HP])
-        said = "not known" if times is None else f"{times:.2f}"
-        text = f"LP's wait over HP's: {said}; in the paper about {PAPER_DELAY_RATIO:g}."
-        return StudyPart(title="Breakdown", text=[text], tables=[table])
+        return StudyPart(title="Breakdown", tables=[table])
 
     def gap_s(self, service: Service) -> float | None:
         """The time between two tokens that 99 in a hundred stay within."""
@@ -124,7 +118,7 @@ class Ablation(AscendraFindings):
 
     def part(self) -> StudyPart:
         """Goodput with one part in another's place, by rate; tickets at light load; splits."""
-        loads, use = self.scope.busy_loads, self.ticket_use()
+        loads = self.scope.busy_loads
         table = self.table(
             "ablation",
             f"Goodput with one part changed ({MAIN})",
@@ -147,26 +141,14 @@ class Ablation(AscendraFindings):
             "Busy is the share of the run in which the instances computed.",
             decimals=3,
         )
-        splits = self.split_goodputs()
         split_table = self.table(
             "splits",
             f"Splits at load {SPLIT_LOAD:g}, the same rate for each instance ({MAIN})",
             ["split", "goodput"],
-            splits.items(),
+            self.split_goodputs().items(),
             decimals=3,
         )
-        gain = ratio(use["with"], use["without"])
-        busier = "from nothing" if gain is None else f"{gain:.2f} times"
-        split_said = ", ".join(f"{name} {share or 0.0:.3f}" for name, share in splits.items())
-        return StudyPart(
-            title="What each part is for",
-            text=[
-                f"With tickets HP is busy {busier} as much at load {LIGHT_LOAD:g}; in the paper up to "
-                f"{PAPER_TICKET_GAIN:g} times at light load.",
-                f"Goodput at load {SPLIT_LOAD:g} by split: {split_said}; in the paper 2L1H is better than 1L2H.",
-            ],
-            tables=[table, tickets, split_table],
-        )
+        return StudyPart(title="What each part is for", tables=[table, tickets, split_table])
 
     def ticket_use(self) -> dict[str, float | None]:
         """How busy HP is at light load."""
@@ -187,22 +169,16 @@ class Ablation(AscendraFindings):
         def shares(service: Service) -> list[float]:
             return [self.mean(MAIN, load, service) or 0.0 for load in loads]
 
-        whole, edf, sjf = shares(ASCENDRA), shares(PURE_EDF), shares(SJF)
-
-        def gains(over: Service) -> list[float | None]:
-            return [short(ratio(mine, theirs)) for mine, theirs in zip(whole, shares(over), strict=True)]
-
+        whole = shares(ASCENDRA)
         return {
-            "busy_loads": list(loads),
             "ticket_hp_utilisation": self.ticket_use(),
             "sched_delay_s": self.delays(),
-            "elastic_gain_by_qps": gains(FIXED),
-            "edf_vs_sjf_goodput": [
-                [short(mine), short(theirs)] for mine, theirs in zip(whole, sjf, strict=True)
+            "elastic_gain_by_qps": [
+                short(ratio(mine, theirs)) for mine, theirs in zip(whole, shares(FIXED), strict=True)
             ],
-            "deadline_alone_goodput": list(map(short, edf)),
-            "hand_off_gain": gains(NO_HAND_OFF),
-            "ticket_gain": gains(NO_TICKET),
+            "edf_vs_sjf_goodput": [
+                [short(mine), short(theirs)] for mine, theirs in zip(whole, shares(SJF), strict=True)
+            ],
             "split": {name: short(share) for name, share in self.split_goodputs().items()},
         }
 
@@ -249,16 +225,8 @@ class AscendraFurther(AscendraFindings):
             "seconds at most",
             doubling=False,
         )
-        text = (
-            "In the paper shortest first makes most times shorter and the tail longer, and more GPUs alone do not "
-            "remove the tail."
-        )
-        return StudyPart(
-            title="Times to first token, first come and shortest first (Figure 2)",
-            text=[text],
-            tables=[table],
-            charts=[drawn],
-        )
+        title = "Times to first token, first come and shortest first (Figure 2)"
+        return StudyPart(title=title, tables=[table], charts=[drawn])
 
     def step_error(self, kind: StepKind) -> float | None:
         """Mean relative error of predicted step times over all minutes."""
@@ -285,13 +253,7 @@ class AscendraFurther(AscendraFindings):
             "prompts beside decodes, prefill steps prompts alone. The simulated clock has the noise of measured steps.",
             decimals=3,
         )
-        whole = {kind: self.step_error(kind) for kind in KINDS}
-        said = ", ".join(
-            f"{kind} {error:.1%}" if error is not None else f"{kind} not seen"
-            for kind, error in whole.items()
-        )
-        text = f"Over all minutes: {said}; in the paper mostly below {PAPER_MODEL_ERROR:.0%}."
-        return StudyPart(title="The step-time model while serving", text=[text], tables=[table])
+        return StudyPart(title="The step-time model while serving", tables=[table])
 
     def model_data(self) -> dict[str, object]:
         """By kind of step, and each minute's."""

@@ -61,7 +61,6 @@ from headway_reproduce.ascendra.setting import (
     SYSTEMS,
     TBT_S,
     THRESHOLDS,
-    TODAY,
     TOKENS_A_STEP,
     TOKENS_TRIED,
     TRIED_LOADS,
@@ -162,7 +161,7 @@ def _fingerprint(model: str, change: AscendraChange) -> str:
 # ---- which runs are made -------------------------------------------------------------------------------
 
 CHUNKED = (ASCENDRA, SARATHI)
-"""Systems that compute prompts in chunks; today's vLLM is Sarathi-Serve where both have one budget."""
+"""Systems that compute prompts in chunks."""
 ABLATED = (FIXED, SJF, PURE_EDF, NO_HAND_OFF, NO_TICKET, SARATHI_512)
 """Compared with Ascendra at the busy loads."""
 
@@ -177,7 +176,7 @@ _SECONDS_A_REQUEST = 0.0012
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AscendraScope:
-    """What is varied, and which runs that makes, given what `TODAY` gets through and Ascendra's capacity; all of it.
+    """What is varied, and which runs that makes, given what `SARATHI` gets through and Ascendra's capacity; all of it.
 
     `loads` are the rates of the sweep, as shares of the reference; `busy_loads` are where ablations are compared;
     `overloads` are shares of Ascendra's capacity in the main case, `scales` factors on both targets. Each seed is
@@ -192,11 +191,15 @@ class AscendraScope:
     overloads: Sequence[float] = OVERLOADS
     scales: Sequence[float] = SCALES
 
+    def seeds_of(self, case: AscendraCase) -> range:
+        """The seeds that a case is run with."""
+        return self.seeds if case == MAIN else self.seeds[:1]
+
     # ---- single runs ---------------------------------------------------------------------------------
 
     def reference_run(self, case: AscendraCase) -> AscendraRun:
         """The run that a case's loads are shares of."""
-        return AscendraRun(case=case, service=TODAY, rate_rps=0.0, count=COUNT, seed=0)
+        return AscendraRun(case=case, service=SARATHI, rate_rps=0.0, count=COUNT, seed=0)
 
     def run(self, case: AscendraCase, service: Service, rate_rps: float, seed: int) -> AscendraRun:
         """A run as all are, but for what is asked about."""
@@ -242,7 +245,8 @@ class AscendraScope:
         """Goodput against rate, which Ascendra's capacity is read from."""
         return [
             self.run(case, service, load * reference(case), seed)
-            for case, load, service, seed in product(self.cases, self.loads, SYSTEMS, self.seeds)
+            for case, load, service in product(self.cases, self.loads, SYSTEMS)
+            for seed in self.seeds_of(case)
         ]
 
     def further_runs(self, reference: Reference, capacity_rps: float) -> list[AscendraRun]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from headway.core.batch_shape import StepKind
 from headway.predict.models.known_models import model_shape
-from headway.results.study import StudyPart
 from headway_reproduce.ascendra.ablations import HP, LP, Ablation, AscendraFurther
 from headway_reproduce.ascendra.example import OWN, PICKED, figure_1, missed
 from headway_reproduce.ascendra.findings import AscendraFindings, AscendraRates, Overloads, TargetFindings
@@ -27,6 +26,7 @@ from headway_reproduce.ascendra.setting import (
     PAPER_IN_SLO_GAIN,
     PAPER_LOSS_RATIO,
     PAPER_MODEL_ERROR,
+    PAPER_MOST_GAIN,
     PAPER_QWEN_RPS,
     PAPER_TICKET_GAIN,
     PAPER_TIGHTER,
@@ -39,40 +39,25 @@ from headway_reproduce.ascendra.setting import (
     SHORTEST,
     SYSTEMS,
     TBT_S,
-    TODAY,
     VLLM_V0,
     AscendraCase,
     Service,
     with_order,
 )
-from headway_reproduce.claims import Claim, Verdict, claims_part
+from headway_reproduce.claims import (
+    EQUAL,
+    Claim,
+    Held,
+    as_above_one,
+    as_cost,
+    as_fact,
+    as_gain,
+    as_value,
+    judged,
+)
 from headway_reproduce.study import ratio
 
-_NEAR = 0.1
-"""A number is reproduced within a tenth of the paper's; partly if it is on the same side of no difference."""
-_NOTE = (
-    f"Numbers are reproduced within {_NEAR:.0%} of the paper's, partly if only the direction is the same; "
-    "statements if all of them hold, partly if some do."
-)
 Number = float | None
-
-
-def gain_verdict(paper: float, ours: Number) -> Verdict:
-    """Of a ratio where more than 1 is a gain.
-
-    >>> gain_verdict(1.2, 1.15), gain_verdict(1.7, 1.1), gain_verdict(1.2, 0.9), gain_verdict(1.0, 0.95)
-    ('reproduced', 'partly', 'not', 'reproduced')
-    """
-    if ours is None:
-        return "not"
-    if abs(ours / paper - 1) <= _NEAR and (paper == 1 or ours > 1):
-        return "reproduced"
-    return "partly" if (ours > 1) == (paper > 1) else "not"
-
-
-def stated_verdict(*holds: bool) -> Verdict:
-    """Of statements: all of them, some or none came out."""
-    return "reproduced" if all(holds) else "partly" if any(holds) else "not"
 
 
 def _said(number: Number, digits: int = 2) -> str:
@@ -82,14 +67,6 @@ def _said(number: Number, digits: int = 2) -> str:
 @dataclass(frozen=True)
 class Claims(AscendraFindings):
     """The table of all claims; those of runs that the quick part leaves out are left out with them."""
-
-    def part(self) -> StudyPart:
-        """All rows, and how many came out."""
-        return claims_part(list(self.rows()), self.measured_on, _NOTE)
-
-    def data(self) -> list[dict[str, str]]:
-        """The rows, for scripts."""
-        return [asdict(each) for each in self.rows()]
 
     def rows(self) -> Iterator[Claim]:
         """In the order of the paper."""
@@ -117,7 +94,7 @@ class Claims(AscendraFindings):
             says="vLLM misses E, Ascendra nothing",
             paper="E; nothing",
             ours=f"{picked['vllm-v0']}; {picked['ascendra']}",
-            verdict=stated_verdict(picked == {"vllm-v0": "E", "ascendra": "nothing"}),
+            verdict=judged(as_fact(picked == {"vllm-v0": "E", "ascendra": "nothing"})),
             reason=f"threshold picked for it ({PICKED:g}); with the preset's {OWN:g} Ascendra misses {own['ascendra']}",
         )
 
@@ -129,7 +106,7 @@ class Claims(AscendraFindings):
             says="KV of 2,000 tokens, GiB: Llama-3.1 8B, 70B",
             paper=", ".join(f"{size:.2f}" for size in paper.values()),
             ours=", ".join(f"{size:.2f}" for size in ours.values()),
-            verdict=stated_verdict(*(abs(ours[name] / paper[name] - 1) <= _NEAR for name in paper)),
+            verdict=judged(*(as_value(ours[name], paper[name]) for name in paper)),
         )
 
     def _figure_2(self) -> Iterator[Claim]:
@@ -143,7 +120,7 @@ class Claims(AscendraFindings):
             says="shortest first: most times shorter, a longer tail; median and largest TTFT, s",
             paper="shorter; longer",
             ours=f"{fcfs[middle]:.2f} to {sjf[middle]:.2f}; {fcfs[-1]:.1f} to {sjf[-1]:.1f}",
-            verdict=stated_verdict(sjf[middle] < fcfs[middle], sjf[-1] > fcfs[-1]),
+            verdict=judged(as_above_one(fcfs[middle] / sjf[middle]), as_above_one(sjf[-1] / fcfs[-1])),
         )
         tails = [
             times_s(SHORTEST, count)[-1] / times_s(SHORTEST, count)[middle] for count in FIGURE_2_INSTANCES
@@ -153,7 +130,7 @@ class Claims(AscendraFindings):
             says="more GPUs alone do not remove the tail; largest over median TTFT with 1 to 4",
             paper="a tail remains",
             ours=", ".join(f"{tail:.0f}" for tail in tails),
-            verdict=stated_verdict(tails[-1] > 2),
+            verdict=judged(as_fact(tails[-1] > 2)),
         )
 
     def _figure_6(self) -> Claim:
@@ -164,9 +141,7 @@ class Claims(AscendraFindings):
             says="error of predicted step times, prompts and mixed steps",
             paper=f"mostly below {PAPER_MODEL_ERROR:.0%}",
             ours=", ".join("not seen" if error is None else f"{error:.1%}" for error in errors.values()),
-            verdict=stated_verdict(
-                *(error is not None and error < PAPER_MODEL_ERROR for error in errors.values())
-            ),
+            verdict=judged(*(as_cost(error, PAPER_MODEL_ERROR) for error in errors.values())),
         )
 
     # ---- goodput -------------------------------------------------------------------------------------
@@ -183,7 +158,7 @@ class Claims(AscendraFindings):
                         says=f"{case}: rate at 90 % goodput over {over.name}",
                         paper="more (no number)",
                         ours=_said(ours),
-                        verdict=stated_verdict(ours is not None and ours > 1),
+                        verdict=judged(as_above_one(ours)),
                     )
                     continue
                 yield Claim(
@@ -191,7 +166,7 @@ class Claims(AscendraFindings):
                     says=f"{case}: rate at 90 % goodput over {over.name}",
                     paper=_said(papers[place], 3),
                     ours=_said(ours),
-                    verdict=gain_verdict(papers[place], ours),
+                    verdict=judged(as_gain(ours, papers[place])),
                     reason=self._why_of_gain(over) if case == MAIN else "",
                 )
 
@@ -220,8 +195,8 @@ class Claims(AscendraFindings):
                 says=f"{case}: requests a second that {service.name} holds",
                 paper=f"{paper:g}",
                 ours=_said(ours),
-                verdict=stated_verdict(ours is not None and abs(ours / paper - 1) <= _NEAR),
-                reason=f"{TODAY.name} gets through {self.reference_rps(case):.2f} a second of all at once",
+                verdict=judged(as_value(ours, paper)),
+                reason=f"{SARATHI.name} gets through {self.reference_rps(case):.2f} a second of all at once",
             )
 
     def _tighter(self) -> Claim:
@@ -234,10 +209,7 @@ class Claims(AscendraFindings):
             says="targets held by nine in ten at Ascendra's capacity: smallest factor, Ascendra and the best other",
             paper=f"down to {1 / PAPER_TIGHTER:g}; tighter than the others",
             ours=f"{_said(mine)}; {_said(best)}",
-            verdict=stated_verdict(
-                mine is not None and mine <= 1 / PAPER_TIGHTER,
-                mine is not None and best is not None and mine < best,
-            ),
+            verdict=judged(as_cost(mine, 1 / PAPER_TIGHTER), as_above_one(ratio(best, mine))),
         )
 
     # ---- the parts -----------------------------------------------------------------------------------
@@ -255,7 +227,7 @@ class Claims(AscendraFindings):
             says="P99 TTFT: lower than vLLM's and Sarathi's, s",
             paper="lower",
             ours="; ".join(f"{name} {_said(value)}" for name, value in late.items()),
-            verdict=stated_verdict(*(mine < other for other in others)),
+            verdict=judged(*(as_above_one(ratio(other, mine)) for other in others)),
         )
         mean_s = at(ASCENDRA, "mean_tbt_s") or 0.0
         gaps = {service.name: ablation.gap_s(service) for service in (ASCENDRA, VLLM_V0, SARATHI)}
@@ -264,7 +236,7 @@ class Claims(AscendraFindings):
             says=f"mean TBT within {TBT_S:g} s",
             paper="within",
             ours=f"{mean_s:.3f} s",
-            verdict=stated_verdict(mean_s <= TBT_S),
+            verdict=judged(as_cost(mean_s, TBT_S)),
             reason="P99 of single gaps: "
             + ", ".join(f"{name} {_said(gap, 3)}" for name, gap in gaps.items()),
         )
@@ -275,7 +247,7 @@ class Claims(AscendraFindings):
             says="LP's wait over HP's",
             paper=f"about {PAPER_DELAY_RATIO:g}",
             ours=_said(times),
-            verdict=gain_verdict(PAPER_DELAY_RATIO, times),
+            verdict=judged(as_gain(times, PAPER_DELAY_RATIO)),
             reason=f"{_said(delays[LP], 3)} and {_said(delays[HP], 3)} s at load {BREAKDOWN_LOAD:g}",
         )
 
@@ -287,7 +259,7 @@ class Claims(AscendraFindings):
             says="HP's use at light load with tickets over without",
             paper=f"up to {PAPER_TICKET_GAIN:g}",
             ours=f"{_said(use['with'])} over {_said(use['without'])}",
-            verdict=stated_verdict((use["with"] or 0.0) > (use["without"] or 0.0)),
+            verdict=judged(as_fact((use["with"] or 0.0) > EQUAL * (use["without"] or 0.0))),
             reason="without tickets HP has next to nothing to do"
             if gain is None or gain > PAPER_TICKET_GAIN
             else "",
@@ -301,7 +273,7 @@ class Claims(AscendraFindings):
             says="urgency first beats shortest first, goodput at busy loads",
             paper="better",
             ours="; ".join(f"{mine:.3f} : {theirs:.3f}" for mine, theirs in orders),
-            verdict=stated_verdict(*(mine > theirs for mine, theirs in orders)),
+            verdict=judged(*(as_above_one(ratio(*pair)) for pair in orders)),
         )
         loads = self.scope.busy_loads
         pairs = [
@@ -312,7 +284,7 @@ class Claims(AscendraFindings):
             says="elastic batch at HP beats a fixed one at high rates",
             paper="better",
             ours="; ".join(f"{mine:.3f} : {theirs:.3f}" for mine, theirs in pairs),
-            verdict=stated_verdict(*(mine > theirs for mine, theirs in pairs)),
+            verdict=judged(*(as_above_one(ratio(*pair)) for pair in pairs)),
             reason="HP's batch stays below the fixed 128" if pairs and all(a == b for a, b in pairs) else "",
         )
 
@@ -325,7 +297,7 @@ class Claims(AscendraFindings):
             says=f"in time at {most.over:g} of capacity over vLLM and Sarathi, all dropping what is late",
             paper=f"{PAPER_IN_SLO_GAIN:g}",
             ours=", ".join(f"{gain:.2f}" for gain in gains.values()),
-            verdict=gain_verdict(PAPER_IN_SLO_GAIN, min(gains.values())),
+            verdict=judged(*(as_gain(gain, PAPER_IN_SLO_GAIN) for gain in gains.values())),
         )
         losses = [
             ratio(
@@ -338,9 +310,7 @@ class Claims(AscendraFindings):
             says="dropped and late over theirs",
             paper=f"{PAPER_LOSS_RATIO:g}",
             ours=", ".join(map(_said, losses)),
-            verdict=stated_verdict(
-                *(loss is not None and loss <= (1 + _NEAR) * PAPER_LOSS_RATIO for loss in losses)
-            ),
+            verdict=judged(*(as_gain(loss, PAPER_LOSS_RATIO) for loss in losses)),
         )
 
     def _figure_13(self) -> Claim:
@@ -350,7 +320,7 @@ class Claims(AscendraFindings):
             says="2 LP and 1 HP beat 1 LP and 2 HP",
             paper="better",
             ours=f"{_said(splits['2L1H'], 3)} : {_said(splits['1L2H'], 3)}",
-            verdict=stated_verdict((splits["2L1H"] or 0.0) > (splits["1L2H"] or 0.0)),
+            verdict=judged(as_above_one(ratio(splits["2L1H"], splits["1L2H"]))),
         )
 
     def _abstract(self) -> Claim:
@@ -363,14 +333,15 @@ class Claims(AscendraFindings):
             if max(others)
         ]
         best, load = max(found)
+        held = as_gain(best, PAPER_MOST_GAIN) or Held.NOT
         narrow = [self.changed_goodput(service, REGION_LOADS[-1], NARROW) for service in (ASCENDRA, HEADWAY)]
         return Claim(
             where="Abstract",
             says=f"{MAIN}: up to so many times what the better of vLLM and Sarathi has in time",
-            paper="1.7",
+            paper=f"{PAPER_MOST_GAIN:g}",
             ours=f"{_said(best)} at load {load:g}",
             # In overload a ratio grows with the length of a run: it shows the direction alone.
-            verdict=gain_verdict(1.7, best) if load <= 1 else "partly" if (best or 0.0) > 1 else "not",
+            verdict=judged(held if load <= 1 else min(held, Held.DIRECTION)),
             reason=(
                 f"with targets of 2 s and 35 ms, load {REGION_LOADS[-1]:g}, Ascendra holds {narrow[0]:.2f}, and equal "
                 f"instances under headway {narrow[1]:.2f}"

@@ -18,13 +18,11 @@ from headway_reproduce.ascendra.setting import (
     LONGBENCH,
     MAIN,
     PAPER_GAINS,
-    PAPER_IN_SLO_GAIN,
-    PAPER_LOSS_RATIO,
-    PAPER_TIGHTER,
+    SARATHI,
     SCALE_RATES,
     SIMULATED,
     SYSTEMS,
-    TODAY,
+    VLLM_V0,
     AscendraCase,
     AscendraChange,
     Service,
@@ -88,7 +86,7 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
         self, case: AscendraCase, rate_rps: float, service: Service, *, scale: float = 1.0
     ) -> list[AscendraResult]:
         """One for each seed, at a rate."""
-        runs = [self.scope.run(case, service, rate_rps, seed) for seed in self.scope.seeds]
+        runs = [self.scope.run(case, service, rate_rps, seed) for seed in self.scope.seeds_of(case)]
         return [self.result(replace(run, slo_scale=scale)) for run in runs]
 
     def mean(
@@ -151,8 +149,8 @@ def scale_at_good(curve: Curve, level: float = GOOD) -> float | None:
 
 # ---- goodput against rate ------------------------------------------------------------------------------
 
-GAIN_KEYS = dict(zip(("vs_vllm_v0", "vs_sarathi", "vs_vllm_today"), BASELINES, strict=True))
-"""Key of the JSON -> which system Ascendra is put over."""
+GAIN_KEYS = {"vs_vllm_v0": VLLM_V0, "vs_sarathi": SARATHI, "vs_vllm_today": SARATHI}
+"""Key of the JSON -> which system Ascendra is put over; with one budget the last two are one policy."""
 
 
 class AscendraRates(AscendraFindings):
@@ -179,17 +177,7 @@ class AscendraRates(AscendraFindings):
             "of the shares within targets at the same rate. The paper does not say which of the two its gain is. 1 is "
             f"equal, less is worse. {LONGBENCH.title} is lengths of arXiv papers and their abstracts.",
         )
-        text = [self._said_of(case) for case in self.scope.cases if case in PAPER_GAINS]
-        return StudyPart(title="Goodput beside the paper's", text=text, tables=[table])
-
-    def _said_of(self, case: AscendraCase) -> str:
-        gains = [self.rate_gain(case, service) for service in BASELINES[:2]]
-        found = " and ".join("not known" if gain is None else f"{gain:.2f}" for gain in gains)
-        paper = " and ".join(f"{gain:.2f}" for gain in PAPER_GAINS[case])
-        return (
-            f"{case}: the rate Ascendra holds is {found} times vLLM's of its time and Sarathi's; in the paper "
-            f"{paper}."
-        )
+        return StudyPart(title="Goodput beside the paper's", tables=[table])
 
     def part(self) -> StudyPart:
         """Each system's curve in each case."""
@@ -214,7 +202,8 @@ class AscendraRates(AscendraFindings):
                 for case in cases
                 for load in loads
             ],
-            f"A load of 1 is what {TODAY.name} gets through of the case's requests sent all at once.",
+            f"A load of 1 is what {SARATHI.name} gets through of the case's requests sent all at once. "
+            "With one budget of tokens a step it is today's vllm.",
             decimals=3,
             keys=2,
             detail=True,
@@ -260,19 +249,6 @@ class AscendraRates(AscendraFindings):
             "goodput_gain_at_same_rate_max": goodputs,
         }
 
-    def sweep(self) -> list[dict[str, object]]:
-        """Every point of the sweep."""
-        return [
-            {
-                "case": str(case),
-                "load": load,
-                "rate_rps": short(load * self.reference_rps(case)),
-                **dict(zip(NAMES, map(short, self._goodputs(case, load)), strict=True)),
-            }
-            for case in self.scope.cases
-            for load in self.scope.loads
-        ]
-
 
 def _slug(case: AscendraCase) -> str:
     words = f"{case.model.title}-{case.data.title}".lower()
@@ -312,10 +288,7 @@ class TargetFindings(AscendraFindings):
             "Smaller is tighter. Ascendra decides by targets, so it is run with each of a few factors, the smallest "
             f"{self.scope.scales[0]:g}, and read off between two.",
         )
-        tightest = [theirs / mine for mine, *others in rows.values() if mine for theirs in others if theirs]
-        said = f"{max(tightest):.2f}" if tightest else "not known how many"
-        text = f"Ascendra holds targets up to {said} times tighter; in the paper up to {PAPER_TIGHTER:g}."
-        return StudyPart(title="Tighter targets", text=[text], tables=[table])
+        return StudyPart(title="Tighter targets", tables=[table])
 
     def data(self) -> dict[str, dict[str, float | None]]:
         """Share of capacity -> system -> factor."""
@@ -404,8 +377,7 @@ class Overloads(AscendraFindings):
             "share within targets",
             doubling=False,
         )
-        text = [*_said(found), self._said_of_hand_offs()]
-        return StudyPart(title=title, text=text, tables=[table], charts=[drawn])
+        return StudyPart(title=title, text=[self._said_of_hand_offs()], tables=[table], charts=[drawn])
 
     def _said_of_hand_offs(self) -> str:
         moved = {
@@ -419,15 +391,13 @@ class Overloads(AscendraFindings):
         )
 
     def data(self) -> dict[str, object]:
-        """Ratios are over the baseline with the most within targets at that rate; `vs` has each of them."""
+        """Ratios are over the baseline with the most within targets at that rate."""
         found = self.found()
         best = [each.best for each in found]
         return {
             "rate_over_capacity": [each.over for each in found],
             **_ratios(found, best),
             "over": best,
-            "vs": {service.name: _ratios(found, [service.name] * len(found)) for service in BASELINES},
-            "paper": {"in_slo_gain": PAPER_IN_SLO_GAIN, "dropped_and_violated_ratio": PAPER_LOSS_RATIO},
         }
 
 
@@ -439,14 +409,3 @@ def _ratios(found: list[Overload], over: list[str]) -> dict[str, object]:
         "dropped_ratio": [short(_over(each.dropped, name)) for each, name in pairs],
         "violated_ratio": [short(_over(each.late, name)) for each, name in pairs],
     }
-
-
-def _said(found: list[Overload]) -> list[str]:
-    most = max(found, key=lambda each: each.gain(each.best))
-    v0, sarathi = (max((each.gain(name), each.over) for each in found) for name in ("vllm-v0", "sarathi"))
-    return [
-        f"At most {v0[0]:.2f} times vllm-v0's requests are within their targets (at {v0[1]:g} of capacity) and "
-        f"{sarathi[0]:.2f} times sarathi's (at {sarathi[1]:g}); in the paper {PAPER_IN_SLO_GAIN}. Over the best of the "
-        f"three at the same rate: at most {most.gain(most.best):.2f} ({most.best}, at {most.over:g}).",
-        f"In the paper dropped and late requests are nearly halved ({PAPER_LOSS_RATIO:g}).",
-    ]

@@ -23,7 +23,7 @@ from headway.results import Summary, summarize
 from headway.results.study import StudyPart, StudyTable, Value
 from headway.statistics import mean, mean_of_all, median
 from headway.traces import TraceRequest
-from headway_reproduce.ascendra.real_servers import ASCENDRA, SYSTEMS, VLLM, AscendraServers, fleet, settle
+from headway_reproduce.ascendra.real_servers import SYSTEMS, VLLM, AscendraServers, fleet, settle
 from headway_reproduce.ascendra.real_stream import RULE_TEXT, SHAPE_TEXT, bursty_stream, targets
 from headway_reproduce.process_cpu import cpu_s
 from headway_reproduce.real_study import MeasuredOnce, RealMeasurement
@@ -223,30 +223,8 @@ def real_part(found: AscendraReal | None) -> StudyPart:
     return StudyPart(title=TITLE, text=[_targets(found), _crowding(found)], tables=[_table(found)])
 
 
-def real_data(found: AscendraReal | None) -> Mapping[str, object] | None:
-    """What scripts read; None where it was not run."""
-    if found is None:
-        return None
-    return {
-        "instances": INSTANCES,
-        "capacity_rps": found.calibrated.capacity_rps,
-        "ttft_target_s": found.ttft_target_s,
-        "tbt_target_s": found.tbt_target_s,
-        "goodput": {f"{load:g}": {cell.system: cell.goodput for cell in _at(found, load)} for load in LOADS},
-        "over_best": {f"{load:g}": _over_best(found, load) for load in LOADS},
-        "decode_inflation": found.calibrated.decode_inflation,
-    }
-
-
 def _at(found: AscendraReal, load: float) -> list[RealCell]:
     return [cell for cell in found.cells if cell.load == load]
-
-
-def _over_best(found: AscendraReal, load: float) -> float | None:
-    """Ascendra's goodput over the better of the others'; None where they have none."""
-    goodput = {cell.system: cell.goodput for cell in _at(found, load)}
-    best = max(value for name, value in goodput.items() if name != ASCENDRA)
-    return goodput[ASCENDRA] / best if best else None
 
 
 def _table(found: AscendraReal) -> StudyTable:

@@ -11,7 +11,7 @@ from headway_reproduce.ascendra.cells import ALL, QUICK, equal_tokens
 from headway_reproduce.ascendra.claims import Claims
 from headway_reproduce.ascendra.example import example_part
 from headway_reproduce.ascendra.findings import AscendraFindings, AscendraRates, Overloads, TargetFindings
-from headway_reproduce.ascendra.real_run import MEASUREMENT, real_data, real_part
+from headway_reproduce.ascendra.real_run import MEASUREMENT, real_part
 from headway_reproduce.ascendra.run import AscendraResult
 from headway_reproduce.ascendra.setting import (
     ATTENTION,
@@ -21,15 +21,13 @@ from headway_reproduce.ascendra.setting import (
     INSTANCES,
     MAIN,
     MODELS,
-    PAPER_DELAY_RATIO,
-    PAPER_TICKET_GAIN,
-    PAPER_TIGHTER,
     SEATS,
     SEEDS,
     TOKENS_A_STEP,
     AscendraCase,
 )
 from headway_reproduce.ascendra.variations import AscendraReasons
+from headway_reproduce.claims import claims_part
 from headway_reproduce.study import RepeatedPaper, read_kept
 
 FILE = "ascendra-runs.jsonl"
@@ -56,15 +54,16 @@ class AscendraStudy(RepeatedPaper[AscendraFindings]):
         scope, made = findings.scope, (findings.kept, findings.scope)
         rates, targets, overloads = AscendraRates(*made), TargetFindings(*made), Overloads(*made)
         ablation, reasons, further = Ablation(*made), AscendraReasons(*made), AscendraFurther(*made)
-        claims, real = Claims(*made), MEASUREMENT.found(request, tell)
+        claims, real = list(Claims(*made).rows()), MEASUREMENT.found(request, tell)
         return self.told(
             scope,
             ALL,
             extent=f"all; {SEEDS} seeds, 1 for sweeps of the configuration",
             seeds=len(scope.seeds),
             facts=_facts(findings),
+            claims=claims,
             parts=[
-                claims.part(),
+                claims_part(claims, findings.measured_on),
                 rates.headline(),
                 reasons.layout_part(),
                 reasons.budgets_part(),
@@ -82,21 +81,11 @@ class AscendraStudy(RepeatedPaper[AscendraFindings]):
                 real_part(real),
             ],
             data={
-                "claims": claims.data(),
                 **rates.data(),
-                "capacity_rps": findings.capacity_rps(),
                 "overload": overloads.data(),
                 "slo_scale_at_90": targets.data(),
                 **ablation.data(),
                 "model_error": further.model_data(),
-                **reasons.data(),
-                "paper": {
-                    "tighter_targets": PAPER_TIGHTER,
-                    "ticket_hp_utilisation_gain": PAPER_TICKET_GAIN,
-                    "lp_delay_over_hp": PAPER_DELAY_RATIO,
-                },
-                "sweep": rates.sweep(),
-                "real_engine": real_data(real),
             },
         )
 

@@ -32,7 +32,7 @@ from headway_reproduce.ascendra.setting import (
     Service,
     with_threshold,
 )
-from headway_reproduce.study import ratio, short
+from headway_reproduce.study import ratio
 
 
 class AscendraReasons(AscendraFindings):
@@ -71,7 +71,7 @@ class AscendraReasons(AscendraFindings):
             f"Goodput with one budget for all ({MAIN}, seed {TRIED_SEED})",
             ["tokens a step", *headings],
             rows,
-            "With one budget today's vllm and sarathi are one policy.",
+            "With one budget sarathi is today's vllm.",
             decimals=3,
         )
         budgets = ", ".join(f"{model.title} {equal_tokens(model.name):,}" for model in MODELS)
@@ -145,15 +145,10 @@ class AscendraReasons(AscendraFindings):
 
     def part(self) -> StudyPart:
         """Where Ascendra's instances differ; and, but for the quick part, one thing changed for all."""
-        quick = self.scope.quick
         return StudyPart(
             title="Where it differs from the paper, and why",
-            text=[
-                self._said_of_order(),
-                self._said_of_tickets(),
-                *([] if quick else [self._said_of_changes()]),
-            ],
-            tables=[] if quick else [self._changed_table()],
+            text=[self._said_of_order(), self._said_of_tickets()],
+            tables=[] if self.scope.quick else [self._changed_table()],
         )
 
     def _said_of_order(self) -> str:
@@ -166,7 +161,7 @@ class AscendraReasons(AscendraFindings):
             for name, rate in rates.items()
         )
         return (
-            f"Requests a second at nine in ten in the main case: {said}. vllm-v0 puts prompts first, vllm decodes "
+            f"Requests a second at nine in ten in the main case: {said}. vllm-v0 puts prompts first, sarathi decodes "
             "first in chunks of as many tokens as Ascendra's LP instances, two of its three: what lies between those "
             f"two is the price of putting decodes first. At load {BREAKDOWN_LOAD:g} vllm-v0's mean time between "
             f"tokens is {tbt_s or 0.0:.3f} s, of {TBT_S:g} s allowed: so far away a target rewards no policy for "
@@ -184,15 +179,6 @@ class AscendraReasons(AscendraFindings):
             f"gets {said}. What it answers is slowed down by the prompts of the next."
         )
 
-    def _said_of_changes(self) -> str:
-        """What each change does to the gain over the vLLM of the paper's time."""
-        found = {change.name: self._gain(VLLM_V0, change) for change in CHANGES}
-        unknown = "not known, one of the rates is beyond the sweep"
-        gains = "; ".join(
-            f"{name}: {unknown if gain is None else f'{gain:.2f}'}" for name, gain in found.items()
-        )
-        return f"Ascendra's rate over {VLLM_V0.name}'s, with one thing changed for both. {gains}."
-
     def _changed_table(self) -> StudyTable:
         rows: list[list[Value]] = []
         for change in CHANGES:
@@ -209,21 +195,3 @@ class AscendraReasons(AscendraFindings):
     def _gain(self, over: Service, change: AscendraChange) -> float | None:
         mine, theirs = (self.changed_rate(service, change, CHANGED_LOADS) for service in (ASCENDRA, over))
         return ratio(mine, theirs)
-
-    def data(self) -> dict[str, object]:
-        """Change -> gain over each baseline, swept value -> goodput at each load tried; empty for the quick part."""
-        if self.scope.quick:
-            return {"changed_gain": {}, "swept": {}}
-
-        def shares(service: Service) -> list[float | None]:
-            return [short(result.goodput) for result in self._tried(service)]
-
-        changed = {
-            change.name: {service.name: short(self._gain(service, change)) for service in BASELINES}
-            for change in CHANGES
-        }
-        swept = {
-            "loads": list(TRIED_LOADS),
-            "threshold": {f"{threshold:g}": shares(with_threshold(threshold)) for threshold in THRESHOLDS},
-        }
-        return {"changed_gain": changed, "swept": swept}

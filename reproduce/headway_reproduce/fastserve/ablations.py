@@ -6,15 +6,7 @@ from collections.abc import Iterable
 
 from headway.lab.policy_choice import label
 from headway.results.study import Chart, StudyPart, StudyTable, Value
-from headway_reproduce.claims import (
-    EQUAL,
-    Claim,
-    Verdict,
-    judged_equal,
-    judged_gain,
-    judged_near,
-    judged_trend,
-)
+from headway_reproduce.claims import Claim, as_above_one, as_gain, as_trend, as_value, judged
 from headway_reproduce.fastserve.findings import (
     ABLATED_HEADINGS,
     LATENCIES,
@@ -37,7 +29,7 @@ from headway_reproduce.fastserve.setting import (
     SINGLE,
     FastServePoint,
 )
-from headway_reproduce.study import chart, short, span
+from headway_reproduce.study import chart, ratio, short, span
 
 PAPER_FIXED_GAIN = 13.9
 """Over fixed priority, in the later version."""
@@ -192,7 +184,7 @@ class Scheduler(FastServeFindings):
             says="at low rates all three schedulers are alike, and first come, first served",
             paper="1",
             ours=times(alike),
-            verdict=judged_equal(alike),
+            verdict=judged(as_gain(alike, 1)),
         )
         killed = self._over(PREEMPT, RATE_AXIS)
         yield Claim(
@@ -200,7 +192,7 @@ class Scheduler(FastServeFindings):
             says="with the rate, mlfq-preempt loses time to work done again",
             paper="rising",
             ours=" ".join(map(times, killed)),
-            verdict=judged_trend(killed, rising=True),
+            verdict=judged(as_trend(killed, rising=True)),
         )
         mine, theirs = (self._knee_rps(policy) for policy in (FASTSERVE, NO_PREEMPT))
         yield Claim(
@@ -208,7 +200,7 @@ class Scheduler(FastServeFindings):
             says=f"mlfq-no-preempt rises sharply just above {PAPER_FULL_RPS:g} req/s, fastserve later",
             paper=f"{PAPER_FULL_RPS:g}",
             ours=f"{times(theirs)}, fastserve {times(mine)}",
-            verdict=_judged_knees(mine, theirs),
+            verdict=judged(as_above_one(ratio(mine, theirs))),
             reason="the lengths were chosen for this rate, so only the difference of the two tells anything",
         )
 
@@ -224,7 +216,7 @@ class Scheduler(FastServeFindings):
             says="the less skewed the lengths, the larger the gap of mlfq-no-preempt",
             paper="falling in theta",
             ours=" ".join(map(times, gaps)),
-            verdict=judged_trend(gaps, rising=False),
+            verdict=judged(as_trend(gaps, rising=False)),
         )
         points = [point for axis in AXES for point in self.points(axis).values()]
         worse = span(self.ratio(point, NO_PREEMPT, FCFS, mean_jct_s) for point in points)
@@ -233,7 +225,7 @@ class Scheduler(FastServeFindings):
             says="without skip-join MLFQ becomes round robin, at times worse than first come, first served",
             paper="above 1",
             ours=said(worse),
-            verdict=_judged_above_one(None if worse is None else worse[1]),
+            verdict=judged(as_above_one(None if worse is None else worse[1])),
         )
 
     def _quantum_claims(self) -> Iterable[Claim]:
@@ -243,7 +235,7 @@ class Scheduler(FastServeFindings):
             says="fastserve is insensitive to the quantum ratio",
             paper="1",
             ours=times(mine),
-            verdict=judged_equal(mine),
+            verdict=judged(as_gain(mine, 1)),
         )
         for policy in (PREEMPT, NO_PREEMPT):
             means = [*self.swept(policy, "ratio").values()]
@@ -253,7 +245,7 @@ class Scheduler(FastServeFindings):
                 says=f"larger quanta shorten {policy}'s mean",
                 paper="falling",
                 ours=" ".join(f"{times(mean)} s" for mean in means),
-                verdict=judged_trend(means, rising=False),
+                verdict=judged(as_trend(means, rising=False)),
                 reason=f"with the first quantum: {' '.join(map(times, first))} s",
             )
 
@@ -267,7 +259,7 @@ class Scheduler(FastServeFindings):
             says="blocking costs more than killing: mlfq-no-preempt over mlfq-preempt",
             paper="above 1",
             ours=times(stressed),
-            verdict=_judged_above_one(stressed),
+            verdict=judged(as_above_one(stressed)),
             reason=f"a killed step takes the work of its whole batch; in batches of one: {times(alone)}",
         )
         if FIXED_PRIORITY in self.scope.other_orders:
@@ -277,7 +269,7 @@ class Scheduler(FastServeFindings):
                 says="mean over fixed priority, largest",
                 paper=f"{PAPER_FIXED_GAIN:g}",
                 ours=times(fixed),
-                verdict=judged_gain(fixed, PAPER_FIXED_GAIN),
+                verdict=judged(as_gain(fixed, PAPER_FIXED_GAIN)),
             )
         starved = self.scope.starved(self.capacity_rps)
         if starved:
@@ -289,7 +281,7 @@ class Scheduler(FastServeFindings):
                 says="the limit of starvation trades the mean against the tail",
                 paper="mean falling, tail rising",
                 ours=f"mean {' '.join(map(times, means))} s, p99 {' '.join(map(times, tails))} s",
-                verdict=_both(judged_trend(means, rising=False), judged_trend(tails, rising=True)),
+                verdict=judged(as_trend(means, rising=False), as_trend(tails, rising=True)),
             )
 
     def sensitivities(self) -> dict[str, dict[str, float | None]]:
@@ -313,31 +305,12 @@ def _iteration_claims() -> Iterable[Claim]:
         says="the first iteration grows about linearly with the prompt",
         paper="2 for twice as long",
         ours=f"{growth[0]:.2f} from {short_prompt} to {long_prompt:,} tokens",
-        verdict=judged_near(growth[0], long_prompt / short_prompt),
+        verdict=judged(as_value(growth[0], long_prompt / short_prompt)),
     )
     yield Claim(
         where="section 4.1",
         says="later iterations hardly grow with it",
         paper="1",
         ours=f"{growth[1]:.2f}",
-        verdict=judged_near(growth[1], 1),
+        verdict=judged(as_gain(growth[1], 1)),
     )
-
-
-def _judged_knees(mine: float | None, theirs: float | None) -> Verdict:
-    """Whether fastserve's knee is later; where it is, the lengths decide."""
-    if mine is None or theirs is None:
-        return "not run"
-    return "reproduced" if mine > theirs * EQUAL else "not"
-
-
-def _judged_above_one(ratio: float | None) -> Verdict:
-    return "not run" if ratio is None else "reproduced" if ratio > EQUAL else "not"
-
-
-def _both(one: Verdict, other: Verdict) -> Verdict:
-    """Reproduced if both are, neither if neither is, else in part."""
-    found = {one, other}
-    if len(found) == 1:
-        return one
-    return "partly"

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from headway.lab.policy_choice import label
 from headway.results.study import StudyPart, StudyTable, Value
-from headway_reproduce.claims import (
-    Claim,
-    Verdict,
-    judged_equal,
-    judged_gain,
-    judged_near,
-    judged_range,
-    judged_trend,
-)
+from headway_reproduce.claims import Claim, as_gain, as_trend, as_value, judged
 from headway_reproduce.fastserve.findings import (
     AXIS_HEADINGS,
     KNEE,
@@ -58,7 +51,7 @@ from headway_reproduce.fastserve.setting import (
     TODAY,
     FastServePoint,
 )
-from headway_reproduce.study import Range, short, short_range, span
+from headway_reproduce.study import short, short_range, span
 from headway_reproduce.study_runs import Number, throughput_rps
 
 PAPER_MEAN_GAIN, PAPER_TAIL_GAIN = 5.1, 6.4
@@ -237,7 +230,7 @@ class EndToEnd(FastServeFindings):
                 says=f"{what} JCT over orca, largest",
                 paper=f"{paper:g}",
                 ours=f"{times(found)} (rate: {times(self.sustained_gain(number, KNEE))})",
-                verdict=judged_gain(found, paper),
+                verdict=judged(as_gain(found, paper)),
                 reason=self._varied(ORCA, ORCA_AS_SHORT, SLOTS_FOR_ALL, LONGER_RUN, number=number),
             )
 
@@ -251,7 +244,7 @@ class EndToEnd(FastServeFindings):
                 says=f"mean JCT over {over}, least to largest",
                 paper=f"{paper[0]:g} to {paper[1]:g}",
                 ours=said(found),
-                verdict=judged_range(found, paper),
+                verdict=judged(*map(as_gain, found or (None, None), paper)),
                 reason=self._varied(over, *changed[over]),
             )
 
@@ -267,40 +260,37 @@ class EndToEnd(FastServeFindings):
             says="orca's knee, req/s",
             paper=f"{PAPER_KNEE_RPS:g} or slightly more",
             ours=times(knee_rps),
-            verdict=judged_near(knee_rps, PAPER_KNEE_RPS),
+            verdict=judged(as_value(knee_rps, PAPER_KNEE_RPS)),
             reason=f"none of the lengths that fit the context comes nearer: a step takes "
             f"{1e3 * CLUSTER.decode_step_s():.0f} ms here, the paper does not say how long there",
         )
-        differs = max((abs(gain - 1) for gain in map(self._over_orca, low.values())), default=None)
+        equals = [self.gain(point, ORCA) for point in low.values()]
         yield Claim(
             where="Fig. 9(a)",
             says=f"at low rates equal to orca (its knee is at load {knee})",
             paper="1",
-            ours=f"within {times(differs)} up to {HALF_LOAD:g}",
-            verdict=judged_equal(None if differs is None else 1 + differs),
+            ours=f"{said(span(equals))} up to {HALF_LOAD:g}",
+            verdict=judged(*(as_gain(each, 1) for each in equals)),
         )
-        static = self.gains(low.values(), FASTER_TRANSFORMER)
+        static = [self.gain(point, FASTER_TRANSFORMER) for point in low.values()]
         yield Claim(
             where="Fig. 9(a)",
             says="at low rates half of fastertransformer",
             paper=f"{PAPER_STATIC:g}",
-            ours=said(static),
-            verdict=judged_range(static, (PAPER_STATIC, PAPER_STATIC)),
+            ours=said(span(static)),
+            verdict=judged(*(as_gain(each, PAPER_STATIC) for each in static)),
             reason=self._varied(FASTER_TRANSFORMER, NARROW_STATIC),
         )
         for over, least in ((ORCA, PAPER_ABOVE_KNEE), (FASTER_TRANSFORMER, PAPER_FT_ABOVE_KNEE)):
-            found = self.gains(above.values(), over)
+            gains = [self.gain(point, over) for point in above.values()]
             yield Claim(
                 where="Fig. 9(a)",
                 says=f"above the knee at least, over {over}",
                 paper=f"{least:g}",
-                ours=said(found),
-                verdict=_judged_least(found, least),
+                ours=said(span(gains)),
+                verdict=judged(*(as_gain(each, least, inf) for each in gains)),
                 reason=self._varied(over, LONGER_RUN),
             )
-
-    def _over_orca(self, point: FastServePoint) -> float:
-        return self.gain(point, ORCA) or 0.0
 
     def _cv_claims(self) -> Iterable[Claim]:
         yield from self._range_claims(CV_AXIS, "Fig. 9(b)")
@@ -310,7 +300,7 @@ class EndToEnd(FastServeFindings):
             says="the burstier the arrivals, the larger the gain over orca",
             paper="rising",
             ours=" ".join(map(times, gains)),
-            verdict=judged_trend(gains, rising=True),
+            verdict=judged(as_trend(gains, rising=True)),
             reason=self._said_of_low_cvs(),
         )
 
@@ -324,7 +314,7 @@ class EndToEnd(FastServeFindings):
             says="the more skewed the lengths, the larger the gain over orca",
             paper="rising",
             ours=" ".join(map(times, gains)),
-            verdict=judged_trend(gains, rising=True),
+            verdict=judged(as_trend(gains, rising=True)),
             reason=self._said_of_equal_load(),
         )
         yield Claim(
@@ -332,7 +322,7 @@ class EndToEnd(FastServeFindings):
             says="mean JCT rises as theta falls",
             paper="falling in theta",
             ours=" ".join(f"{times(mean)} s" for mean in means),
-            verdict=judged_trend(means, rising=False),
+            verdict=judged(as_trend(means, rising=False)),
         )
 
     def _said_of_low_cvs(self) -> str:
@@ -355,13 +345,6 @@ class EndToEnd(FastServeFindings):
         """The keys that are about the grid."""
         points = self.all_points()
         return {
-            "sustained_rps": {
-                f"{what}_{factor:g}x": {
-                    policy: short(self.sustained_rps(policy, number, factor)) for policy in SYSTEMS
-                }
-                for what, number, _ in _ASKED
-                for factor in TARGETS
-            },
             "max_mean_jct_gain_vs_orca": largest(self.gains(points, ORCA)),
             "max_p99_jct_gain_vs_orca": largest(self.gains(points, ORCA, p99_jct_s)),
             "gain_range": self._ranges(ORCA),
@@ -370,6 +353,7 @@ class EndToEnd(FastServeFindings):
             "gap_to_srpt": largest(
                 span(self.ratio(point, FASTSERVE, ORACLE, mean_jct_s) for point in points)
             ),
+            "cells": self.cells(),
         }
 
     def _ranges(self, over: str) -> dict[str, list[float | None] | None]:
@@ -394,10 +378,3 @@ class EndToEnd(FastServeFindings):
     def _latencies(self, point: FastServePoint, policy: str) -> dict[str, float | None]:
         numbers = {"mean_jct_s": mean_jct_s, "p99_jct_s": p99_jct_s}
         return {key: short(self.mean(point, policy, number)) for key, number in numbers.items()}
-
-
-def _judged_least(found: Range | None, least: float) -> Verdict:
-    """The least gain of a range is as large as the paper's; some is at least in its direction; or neither."""
-    if found is None:
-        return "not run"
-    return "reproduced" if found[0] >= least else "partly" if judged_gain(found[1], least) != "not" else "not"

@@ -6,11 +6,9 @@ from collections.abc import Iterable
 
 from headway.lab.policy_choice import label
 from headway.results.study import StudyPart, Value
-from headway.traces import NAMED_LAWS
-from headway_reproduce.claims import Claim, judged_trend
+from headway_reproduce.claims import Claim, as_trend, judged
 from headway_reproduce.fastserve.findings import LATENCIES, FastServeFindings, times
 from headway_reproduce.fastserve.setting import (
-    BATCH,
     FASTSERVE,
     FCFS,
     LOAD,
@@ -70,7 +68,7 @@ class FastServeFurther(FastServeFindings):
                     says=f"{what} JCT falls with more GPUs ({points[0].machine.model})",
                     paper="falling",
                     ours=" ".join(f"{times(value)} s" for value in found),
-                    verdict=judged_trend(found, rising=False),
+                    verdict=judged(as_trend(found, rising=False)),
                 )
 
     def per_token_part(self) -> StudyPart | None:
@@ -108,19 +106,7 @@ class FastServeFurther(FastServeFindings):
         )
         return StudyPart(
             title="Latency per token (released code)",
-            text=[_said_of_the_knee(), *self.unfinished(points.values(), PER_TOKEN)],
+            text=self.unfinished(points.values(), PER_TOKEN),
             tables=[table],
             charts=[drawn],
         )
-
-
-def _said_of_the_knee() -> str:
-    """Why the curve rises where it does."""
-    tokens = NAMED_LAWS[SHAREGPT.output].output.expected_tokens()
-    step_s = RELEASED.decode_step_s()
-    return (
-        f"With answers of {tokens:.0f} tokens in the mean and steps of {1e3 * step_s:.0f} ms or more, {BATCH} at a "
-        f"time get through less than {BATCH / (step_s * tokens):.2f} req/s whatever the order. In the notebook "
-        "fastserve still keeps up at 3, with steps that are no shorter (35 ms a token and more): its answers must be "
-        "shorter than ours, so that the same rates are more load here."
-    )

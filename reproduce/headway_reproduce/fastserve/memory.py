@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from headway.results.study import Chart, StudyPart, StudyTable, Value
-from headway_reproduce.claims import Claim, judged_equal, judged_gain, judged_trend
+from headway_reproduce.claims import Claim, as_gain, as_trend, judged
 from headway_reproduce.fastserve.findings import (
     ABLATED_HEADINGS,
     LATENCIES,
@@ -157,7 +157,7 @@ class MemoryFindings(FastServeFindings):
                 says=f"mean JCT over {over}, largest as {axis} varies",
                 paper=f"{paper:g}",
                 ours=times(found),
-                verdict=judged_gain(found, paper),
+                verdict=judged(as_gain(found, paper)),
                 reason=self._said_of_memory(over),
             )
 
@@ -187,7 +187,7 @@ class MemoryFindings(FastServeFindings):
                     says=f"{says}, the larger the gain over {over}",
                     paper="rising" if rising else "falling",
                     ours=" ".join(map(times, gains)),
-                    verdict=judged_trend(gains, rising=rising),
+                    verdict=judged(as_trend(gains, rising=rising)),
                 )
 
     def _setting_claims(self) -> Iterable[Claim]:
@@ -198,7 +198,7 @@ class MemoryFindings(FastServeFindings):
                 says=f"insensitive to {called}",
                 paper="1",
                 ours=times(found),
-                verdict=judged_equal(found),
+                verdict=judged(as_gain(found, 1)),
             )
         peaks = self.peaks()
         yield Claim(
@@ -206,7 +206,7 @@ class MemoryFindings(FastServeFindings):
             says="peak of KV over first come, first served",
             paper=f"{PAPER_PEAK_KV:g}",
             ours=times(peaks[0]),
-            verdict=judged_gain(peaks[0], PAPER_PEAK_KV),
+            verdict=judged(as_gain(peaks[0], PAPER_PEAK_KV)),
             reason=f"at {OVERLOAD:g} of capacity, where jobs queue: {times(peaks[1])}" if peaks[1:] else "",
         )
 
@@ -217,10 +217,6 @@ class MemoryFindings(FastServeFindings):
         return {
             "vs_defer": largest(self.gains(points, DEFER)),
             "vs_reactive": largest(self.gains(points, REACTIVE)),
-            "vs_reactive_by_kv_share": {
-                f"{share:g}": short(self.gain(point, REACTIVE))
-                for share, point in self.points(SLOTS_AXIS).items()
-            },
             "k_sensitivity": short(sensitivity(slots["idle_jobs"].values())),
             "slots_sweep": slots,
             "peak_kv_vs_fcfs": short(self.peaks()[0]),

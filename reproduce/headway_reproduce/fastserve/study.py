@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from headway.lab.papers import PaperRequest, Tell
 from headway.lab.trace import Trace
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway.traces import TraceRequest, take
-from headway_reproduce.claims import claims_part, verdict_counts
+from headway_reproduce.claims import claims_part
 from headway_reproduce.fastserve.ablations import Scheduler
 from headway_reproduce.fastserve.end_to_end import EndToEnd
 from headway_reproduce.fastserve.findings import FastServeFindings
@@ -43,28 +41,6 @@ from headway_reproduce.fastserve.setting import (
 from headway_reproduce.real_study import RealColumn, RealPlan, RealSizes, real_part
 from headway_reproduce.study import RepeatedPaper, read_kept
 from headway_reproduce.study_runs import RunResult
-
-DATA_KEYS = (
-    *("sustained_rps", "max_mean_jct_gain_vs_orca", "max_p99_jct_gain_vs_orca", "gain_range"),
-    *(
-        "vs_fastertransformer",
-        "vs_vllm_today",
-        "vs_defer",
-        "vs_reactive",
-        "vs_reactive_by_kv_share",
-        "gap_to_srpt",
-    ),
-    *(
-        "quantum_sensitivity",
-        "k_sensitivity",
-        "slots_sweep",
-        "peak_kv_vs_fcfs",
-        "verdicts",
-        "claims",
-        "cells",
-    ),
-)
-"""What scripts read, in a stable order."""
 
 # ---- on this machine's own engine: shorter lengths, fewer jobs, a made model ---------------------------
 
@@ -122,14 +98,6 @@ class FastServe(RepeatedPaper[FastServeFindings]):
         further, fixed = FastServeFurther(*made), FixedPoints(*made)
         claims = [*ends.claims(), *scheduler.claims(), *memory.claims(), *further.claims()]
         real = REAL_PLAN.measurement.found(request, tell)
-        data = {
-            **ends.data(),
-            **memory.data(),
-            "quantum_sensitivity": scheduler.sensitivities(),
-            "verdicts": verdict_counts(claims),
-            "claims": [asdict(claim) for claim in claims],
-            "cells": ends.cells(),
-        }
         axes = AXES if findings.scope.quick else (*AXES, *FURTHER_AXES)
         return self.told(
             findings.scope,
@@ -137,6 +105,7 @@ class FastServe(RepeatedPaper[FastServeFindings]):
             extent=f"all; {SEEDS} seeds end to end, fewer for the rest",
             seeds=1 if findings.scope.quick else SEEDS,
             facts=_facts(findings),
+            claims=claims,
             parts=[
                 ends.headline(),
                 claims_part(claims, SIMULATED),
@@ -149,7 +118,7 @@ class FastServe(RepeatedPaper[FastServeFindings]):
                 further.per_token_part(),
                 real_part(real, REAL_PLAN),
             ],
-            data={key: data[key] for key in DATA_KEYS},
+            data={**ends.data(), **memory.data(), "quantum_sensitivity": scheduler.sensitivities()},
         )
 
 

@@ -26,7 +26,6 @@ from headway_reproduce.magnus.features import APP_GROUPS, USER_GROUPS, MagnusFea
 from headway_reproduce.magnus.forest import LengthForest, Tokens
 from headway_reproduce.magnus.setting import PAPER_CORRELATION
 from headway_reproduce.magnus.simulation import features
-from headway_reproduce.study import short
 
 MOST_ROWS = 1500
 """Of each task, or natural log, that errors are measured on; none of them is trained on."""
@@ -303,17 +302,3 @@ def _said(found: Accuracy) -> list[str]:
 
 def _over_mean(found: SetAccuracy) -> float:
     return found.errors[0].rmse / found.errors[-1].rmse
-
-
-def prediction_data(found: Accuracy) -> dict[str, object]:
-    """What scripts read: errors of every way, and correlations."""
-    return {
-        "predictor": {
-            each.name: {
-                error.way: {key: short(getattr(error, key)) for key in _ERRORS} for error in each.errors
-            }
-            for each in found.sets
-        },
-        "way_us": {way: short(value) for way, value in found.way_us.items()},
-        "correlation": {each.name: short(each.correlation) for each in found.sets},
-    }

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from headway.statistics import mean_of_all
-from headway_reproduce.claims import Claim, Verdict, judged_gain, judged_near, judged_range
+from headway_reproduce.claims import Claim, Held, as_above_one, as_cost, as_fact, as_gain, as_value, judged
 from headway_reproduce.magnus.accuracy import FOREST, INPUT_ONLY, WITH_INSTRUCTION, Accuracy
 from headway_reproduce.magnus.cells import (
     CHANGES,
@@ -19,7 +19,7 @@ from headway_reproduce.magnus.cells import (
     MagnusPoint,
 )
 from headway_reproduce.magnus.engine import toy
-from headway_reproduce.magnus.findings import GAINS, MagnusGain, MagnusRates
+from headway_reproduce.magnus.findings import GAINS, MAIN_GAINS, MagnusGain, MagnusRates
 from headway_reproduce.magnus.setting import (
     BASELINES,
     CCB,
@@ -31,7 +31,7 @@ from headway_reproduce.magnus.setting import (
     STEPS,
     VS,
 )
-from headway_reproduce.study import Range
+from headway_reproduce.study import Range, ratio, span
 
 _RISES = {
     "throughput": "requests/s more",
@@ -39,8 +39,6 @@ _RISES = {
     "total_tps": "all tokens/s more",
 }
 _CUTS = {"mean_rt_cut": "mean response time shorter", "p95_rt_cut": "tail response time shorter"}
-_EQUAL_TOKENS = 1.02
-"""Errors within this factor of one another count as equal."""
 
 
 class MagnusClaims(MagnusRates):
@@ -69,13 +67,12 @@ class MagnusClaims(MagnusRates):
         unlike = ", ".join(
             f"{each.name} {each.correlation or 0.0:.2f}" for each in tasks if each.name not in alike
         )
-        most = len(alike) > len(tasks) / 2
         return Claim(
             where="Table I, Fig. 3",
             says="user input and answer go together in most applications",
             paper=f"Pearson's over {PAPER_CORRELATION:g} for most of 18 pairs",
             ours=f"{len(alike)} of {len(tasks)} tasks",
-            verdict="reproduced" if most else "partly" if alike else "not",
+            verdict=judged(as_fact(len(alike) > len(tasks) / 2)),
             reason=f"not in {unlike}" if unlike else "",
         )
 
@@ -86,7 +83,7 @@ class MagnusClaims(MagnusRates):
             says="21 requests: 18 small and 3 large, against three batches of 7",
             paper=f"{PAPER_TOY_RATIO:.1f} times as fast",
             ours=f"{found.ratio:.2f}",
-            verdict=judged_gain(found.ratio, PAPER_TOY_RATIO),
+            verdict=judged(as_gain(found.ratio, PAPER_TOY_RATIO)),
             reason=f"a cache that is written in place: {written.ratio:.2f}; what copying costs makes the difference",
         )
         yield Claim(
@@ -94,7 +91,7 @@ class MagnusClaims(MagnusRates):
             says="the two batches of Magnus take",
             paper=f"{PAPER_TOY_MAGNUS_S:.0f} s",
             ours=f"{found.magnus_s:.0f} s",
-            verdict=judged_near(found.magnus_s, PAPER_TOY_MAGNUS_S),
+            verdict=judged(as_value(found.magnus_s, PAPER_TOY_MAGNUS_S)),
             reason="vs's 242 s are fitted, by the overhead of a step; this is not",
         )
 
@@ -146,7 +143,7 @@ class MagnusClaims(MagnusRates):
             ours="none ran out"
             if second is None
             else f"{second:.0%} of halves, {first:.0%} of other batches",
-            verdict="not run" if second is None else "reproduced" if second < first / 2 else "not",
+            verdict=judged(None if second is None else as_fact(second < first / 2)),
             reason=f"with true lengths {self.value(self._changed(TRUE_LENGTHS), MAGNUS, 'oom') or 0.0:.0f} run out "
             f"in place of {oom:.0f}",
         )
@@ -162,7 +159,12 @@ class MagnusClaims(MagnusRates):
                 says=f"{says}, over each of {', '.join(BASELINES)}",
                 paper=_percent(PAPER_RANGES[key]),
                 ours=_percent(ours),
-                verdict=judged_range(_ratios(ours, gain), _ratios(PAPER_RANGES[key], gain) or (1.0, 1.0)),
+                verdict=judged(
+                    *(
+                        as_gain(_ratio(mine, gain), _times(theirs, gain))
+                        for mine, theirs in zip(ours or (None, None), PAPER_RANGES[key], strict=True)
+                    )
+                ),
                 reason=self._reasons(gain),
             )
 
@@ -180,22 +182,24 @@ class MagnusClaims(MagnusRates):
 
     def _always(self) -> Claim:
         points = self.scope.rates()
-        better = {
-            base: sum((self.gain(point, MAGNUS, base, GAINS["mean_rt_cut"]) or 0.0) > 0 for point in points)
+        cut = GAINS["mean_rt_cut"]
+        sooner = {
+            base: [as_above_one(_ratio(self.gain(point, MAGNUS, base, cut), cut)) for point in points]
             for base in BASELINES
         }
         behind = [
             f"{point.load:g}"
-            for point in points
-            if (self.gain(point, MAGNUS, CCB, GAINS["mean_rt_cut"]) or 0.0) <= 0
+            for point, held in zip(points, sooner[CCB], strict=True)
+            if held is not Held.SIZE
         ]
-        everywhere = all(count == len(points) for count in better.values())
         return Claim(
             where="Fig. 8",
             says="sooner than every baseline at every rate",
             paper="always",
-            ours=", ".join(f"{base} at {count} of {len(points)} rates" for base, count in better.items()),
-            verdict="reproduced" if everywhere else "partly" if any(better.values()) else "not",
+            ours=", ".join(
+                f"{base} at {held.count(Held.SIZE)} of {len(held)} rates" for base, held in sooner.items()
+            ),
+            verdict=judged(*chain.from_iterable(sooner.values())),
             reason=f"ccb answers sooner at {', '.join(behind)} of vs's capacity, which it can follow: a request starts "
             "at the next step, and returns when complete"
             if behind
@@ -204,40 +208,35 @@ class MagnusClaims(MagnusRates):
 
     def _best(self) -> Claim:
         points = self.scope.rates()
-        most = max((self.gain(point, MAGNUS, VS, GAINS["throughput"]) or 0.0, point.load) for point in points)
-        cut = max(self.gain(point, MAGNUS, VS, GAINS["mean_rt_cut"]) or 0.0 for point in points)
+        more, shorter = GAINS["throughput"], GAINS["mean_rt_cut"]
+        most = max((self.gain(point, MAGNUS, VS, more) or 0.0, point.load) for point in points)
+        cut = max(self.gain(point, MAGNUS, VS, shorter) or 0.0 for point in points)
         paper = (PAPER_RANGES["throughput"][1], PAPER_RANGES["mean_rt_cut"][1])
-        verdicts = [
-            judged_gain(1 + most[0], 1 + paper[0]),
-            judged_gain(1 / (1 - min(cut, 0.999)), 1 / (1 - paper[1])),
-        ]
         return Claim(
             where="abstract",
             says="at best over vs: requests/s more, response time shorter",
             paper=f"{paper[0]:.0%}, {paper[1]:.1%}",
             ours=f"{most[0]:.0%}, {cut:.1%}",
-            verdict="reproduced"
-            if set(verdicts) == {"reproduced"}
-            else "not"
-            if "not" in verdicts
-            else "partly",
+            verdict=judged(
+                as_gain(1 + most[0], 1 + paper[0]), as_gain(_times(cut, shorter), _times(paper[1], shorter))
+            ),
             reason=f"at {most[1]:g} of vs's capacity; in overload the mean of vs grows with the length of a run",
         )
 
     def _steps(self) -> Iterator[Claim]:
         for before, after in pairwise(STEPS):
-            gains = [
-                [self.gain(point, after, before, GAINS[key]) or 0.0 for point in self.scope.rates()]
-                for key in ("throughput", "mean_rt_cut")
-            ]
-            more, shorter = ((min(each), max(each)) for each in gains)
-            whole = shorter[0] > 0 and more[0] > -0.01
+            gains = {
+                gain: [self.gain(point, after, before, gain) for point in self.scope.rates()]
+                for gain in MAIN_GAINS
+            }
             yield Claim(
                 where="Fig. 10, 11",
                 says=f"from {before} to {after}: more requests/s, shorter response time",
                 paper="a gain at every rate",
-                ours=f"{_percent(more)}; {_percent(shorter)}",
-                verdict="reproduced" if whole else "partly" if max(more[1], shorter[1]) > 0 else "not",
+                ours="; ".join(_percent(span(each)) for each in gains.values()),
+                verdict=judged(
+                    *(as_above_one(_ratio(each, gain)) for gain, found in gains.items() for each in found)
+                ),
                 reason=f"without copies of the cache the last rate's whole gain over vs is "
                 f"{self._over_vs(IN_PLACE)}, in place of {self._over_vs(UNCHANGED)}",
             )
@@ -261,7 +260,7 @@ class MagnusClaims(MagnusRates):
             says="short batches first, and none waits for ever",
             paper="the tail does not pay for the mean",
             ours=f"95th percentile at most {longest:.2f} times that of first come, first served",
-            verdict="reproduced" if longest <= 1.05 else "not",
+            verdict=judged(as_cost(longest, 1)),
         )
 
     # ---- what they are judged by ---------------------------------------------------------------------
@@ -289,26 +288,18 @@ def _better(where: str, says: str, before: float | None, after: float | None, *,
         ours="not known"
         if before is None or after is None
         else f"RMSE {after:.2f} tokens, {before:.2f} without",
-        verdict=_falls(before, after),
+        verdict=judged(as_above_one(ratio(before, after))),
         reason=reason,
     )
 
 
-def _falls(before: float | None, after: float | None) -> Verdict:
-    if before is None or after is None:
-        return "not run"
-    if before > _EQUAL_TOKENS * after:
-        return "reproduced"
-    return "partly" if before > after else "not"
+def _ratio(found: float | None, gain: MagnusGain) -> float | None:
+    return None if found is None else _times(found, gain)
 
 
-def _ratios(found: Range | None, gain: MagnusGain) -> Range | None:
-    """Gains as times as many, or as times as short."""
-    if found is None:
-        return None
-    if not gain.shorter:
-        return 1 + found[0], 1 + found[1]
-    return 1 / (1 - min(found[0], 0.999)), 1 / (1 - min(found[1], 0.999))
+def _times(found: float, gain: MagnusGain) -> float:
+    """A gain as times as many, or as times as short."""
+    return 1 / (1 - min(found, 0.999)) if gain.shorter else 1 + found
 
 
 def _percent(found: Range | None) -> str:

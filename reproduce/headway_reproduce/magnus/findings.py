@@ -145,19 +145,7 @@ class MagnusRates(MagnusFindings):
             "serves more than arrives: at rates that are 'all overloaded' no other system keeps up. The paper "
             "does not state its rates.",
         )
-        text = list(map(self._said_of_baseline, BASELINES))
-        return StudyPart(title="Beside the paper", text=text, tables=[table])
-
-    def _said_of_baseline(self, base: str) -> str:
-        first, *_, last = self.scope.rates()
-        more, shorter = (
-            [self.gain(point, MAGNUS, base, gain) for point in (first, last)] for gain in MAIN_GAINS
-        )
-        less = [None if cut is None else -cut for cut in shorter]
-        return (
-            f"Over {base}, at {first.load:g} and {last.load:g} of vs's capacity: requests/s {_signed(more[0])} and "
-            f"{_signed(more[1])}, mean response time {_signed(less[0])} and {_signed(less[1])}."
-        )
+        return StudyPart(title="Beside the paper", tables=[table])
 
     def part(self) -> StudyPart:
         """Every policy's numbers at every rate."""
@@ -214,20 +202,9 @@ class MagnusRates(MagnusFindings):
         )
         return StudyPart(
             title="Step by step (Fig. 10 and 11)",
-            text=[self._said_of_step(*step) for step in pairwise(STEPS)],
             tables=[table],
             charts=[self._chart(STEPS, key, "ablation") for key in ("throughput_rps", "mean_rt_s")],
         )
-
-    def _step_span(self, before: str, after: str, gain: MagnusGain) -> Range | None:
-        return span(self.gain(point, after, before, gain) for point in self.scope.rates())
-
-    def _said_of_step(self, before: str, after: str) -> str:
-        found = (self._step_span(before, after, gain) for gain in MAIN_GAINS)
-        more, shorter = (
-            "not measured" if each is None else f"{each[0]:.1%} to {each[1]:.1%}" for each in found
-        )
-        return f"From {before} to {after}: requests/s {more} more, mean response time {shorter} shorter."
 
     # ---- vLLM as it is now -------------------------------------------------------------------------
 
@@ -253,7 +230,7 @@ class MagnusRates(MagnusFindings):
     # ---- what scripts read -------------------------------------------------------------------------
 
     def data(self) -> dict[str, object]:
-        """Every policy's numbers at every rate, ranges of gains, and what each step adds."""
+        """Every policy's numbers at every rate, and ranges of gains."""
         points = self.scope.rates()
         rates = [
             {
@@ -262,21 +239,8 @@ class MagnusRates(MagnusFindings):
             }
             for point in points
         ]
-        ablation = {
-            f"{before} to {after}": {
-                key: short_range(self._step_span(before, after, gain)) for key, gain in GAINS.items()
-            }
-            for before, after in pairwise(STEPS)
-        }
-        return {
-            "rates": rates,
-            "gain_range_over_all_baselines": self._ranges(points),
-            "gain_range_where_all_are_overloaded": self._ranges(self.overloaded()),
-            "ablation": ablation,
-        }
-
-    def _ranges(self, points: Sequence[MagnusPoint]) -> dict[str, list[float | None] | None]:
-        return {key: short_range(self.span(points, gain)) for key, gain in GAINS.items()}
+        ranges = {key: short_range(self.span(points, gain)) for key, gain in GAINS.items()}
+        return {"rates": rates, "gain_range_over_all_baselines": ranges}
 
     def today_data(self) -> dict[str, object]:
         """Load -> vLLM's own numbers, and magnus's gains over it."""
@@ -287,7 +251,3 @@ class MagnusRates(MagnusFindings):
             }
             for point in self.scope.rates()
         }
-
-
-def _signed(value: float | None) -> str:
-    return "not measured" if value is None else f"{value:+.0%}"

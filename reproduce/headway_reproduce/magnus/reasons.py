@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.results.study import StudyPart, StudyTable, Value
 from headway.statistics import mean
 from headway_reproduce.magnus.accuracy import Accuracy
-from headway_reproduce.magnus.cells import UNCHANGED, MagnusChange, MagnusPoint
+from headway_reproduce.magnus.cells import MagnusPoint
 from headway_reproduce.magnus.data import load_tasks
 from headway_reproduce.magnus.engine import Toy, toy
 from headway_reproduce.magnus.findings import LOAD, MAIN_GAINS, MagnusFindings
@@ -89,46 +89,35 @@ class MagnusReasons(MagnusFindings):
         for name, points in {"as it stands": plain, **changed}.items():
             for point in points:
                 gains = [self.gain(point, MAGNUS, base, gain) for base in (VS, CCB) for gain in MAIN_GAINS]
-                keys = ("mean_rt_s", "mean_batch", "length_rmse")
+                keys = ("mean_rt_s", "mean_batch", "length_rmse", "oom")
                 own = [self.value(point, MAGNUS, key) for key in keys]
                 rows.append([name, f"{point.load:g}", *gains, *own])
         over = [f"{gain.heading}, {base}" for base in (VS, CCB) for gain in MAIN_GAINS]
         table = self.table(
             "reasons",
             "Gains of magnus with one thing changed",
-            ["changed", "load", *over, "mean response time, s", "mean batch", "RMSE of lengths, tokens"],
+            [
+                *("changed", "load", *over, "mean response time, s", "mean batch", "RMSE of lengths, tokens"),
+                "batches out of memory",
+            ],
             rows,
             "Loads are of what vs gets through on the engine as changed. Not in the paper.",
             keys=2,
         )
-        text = self._said_of_reasons({name: points[0].change for name, points in changed.items()})
-        return StudyPart(title="Where it differs from the paper, and why", text=text, tables=[table])
+        return StudyPart(
+            title="Where it differs from the paper, and why", text=[self._said_of_batches()], tables=[table]
+        )
 
-    def _said_of_reasons(self, changes: dict[str, MagnusChange]) -> list[str]:
-        """Of the highest load, each with the numbers it is read from."""
-        load = max(point.load for points in self.scope.changed().values() for point in points)
-
-        def gains(base: str, change: MagnusChange) -> str:
-            point = MagnusPoint(load=load, change=change)
-            more, shorter = (self.gain(point, MAGNUS, base, gain) for gain in MAIN_GAINS)
-            return f"{more or 0.0:+.0%} requests/s and {-(shorter or 0.0):+.0%} response time"
-
-        def asked(key: str, change: MagnusChange = UNCHANGED) -> str:
-            return f"{self.value(MagnusPoint(load=load, change=change), MAGNUS, key) or 0.0:.0f}"
-
-        def others(base: str) -> str:
-            return "; ".join(f"{name}: {gains(base, change)}" for name, change in changes.items())
-
+    def _said_of_batches(self) -> str:
+        """What holds a batch, with the numbers it is read from."""
         outputs = [row.output_tokens for task in load_tasks(self.scope.source) for row in task.workload]
-        held = "; ".join(f"{name}: {asked('oom', change)}" for name, change in changes.items())
-        return [
-            f"Over vs at load {load:g}: {gains(VS, UNCHANGED)} as it stands; {others(VS)}.",
-            f"Over ccb at load {load:g}: {gains(CCB, UNCHANGED)} as it stands; {others(CCB)}.",
+        point = self.scope.rates()[-1]
+        members = self.value(point, MAGNUS, "mean_batch") or 0.0
+        return (
             f"An answer has {mean(outputs):.0f} tokens in the mean, so that a batch held by memory alone has "
-            f"{asked('mean_batch')} members. Memory is planned to the last token "
-            "for the longest answer that is predicted; a batch that outgrows it loses its work. Batches that did at "
-            f"load {load:g}: {asked('oom')} as it stands; {held}.",
-        ]
+            f"{members:.0f} members at load {point.load:g}. Memory is planned to the last token for the longest answer "
+            "that is predicted; a batch that outgrows it loses its work."
+        )
 
     # ---- what deciding costs -----------------------------------------------------------------------
 
@@ -158,11 +147,6 @@ class MagnusReasons(MagnusFindings):
             detail=True,
         )
         return StudyPart(title="What deciding costs", tables=[decisions, estimates])
-
-    def overhead_data(self, found: Accuracy) -> dict[str, float | None]:
-        """What scripts read, in microseconds."""
-        predict_us = short(found.predict_us)
-        return {"predict_us": predict_us, **self.values(self.scope.rates()[-1], MAGNUS, _DECISIONS)}
 
 
 # ---- the toy -------------------------------------------------------------------------------------------

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from headway.lab.papers import PaperRequest, Size, Tell
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway_reproduce.claims import claims_part
-from headway_reproduce.magnus.accuracy import accuracy, accuracy_seconds, prediction_data, prediction_part
+from headway_reproduce.magnus.accuracy import accuracy, accuracy_seconds, prediction_part
 from headway_reproduce.magnus.cells import MagnusScope
 from headway_reproduce.magnus.claims import MagnusClaims
 from headway_reproduce.magnus.data import find_data, load_tasks, requests_a_task
@@ -28,8 +26,8 @@ from headway_reproduce.magnus.setting import (
     VSQ_BATCH,
 )
 from headway_reproduce.magnus.simulation import MagnusResult
-from headway_reproduce.real_study import real_data, real_part
-from headway_reproduce.study import RepeatedPaper, read_kept, short
+from headway_reproduce.real_study import real_part
+from headway_reproduce.study import RepeatedPaper, read_kept
 
 FILE = "magnus-runs.jsonl"
 
@@ -69,6 +67,7 @@ class Magnus(RepeatedPaper[MagnusFindings]):
             extent=f"all; {SEEDS} seeds",
             seeds=1 if scope.quick else SEEDS,
             facts=_facts(findings),
+            claims=claims,
             parts=[
                 claims_part(claims, f"{SIMULATED}, and measured"),
                 rates.headline(),
@@ -84,15 +83,10 @@ class Magnus(RepeatedPaper[MagnusFindings]):
             ],
             data={
                 "data": scope.source.name,
-                "claims": [asdict(claim) for claim in claims],
-                "vs_capacity_rps": short(findings.capacity_rps()),
                 **rates.data(),
                 "phi_sweep": reasons.phi_data(),
                 "vs_vllm_today": rates.today_data(),
                 "toy": toy_data(),
-                **prediction_data(found),
-                "overhead": reasons.overhead_data(found),
-                "real_engine": real_data(real, REAL_SHOWN),
             },
         )
 

@@ -177,27 +177,32 @@ def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
 def test_the_data_has_the_stable_keys_and_the_papers_numbers(study: Study) -> None:
     data = msgspec.json.decode(msgspec.json.encode(study.data))
     assert list(data) == [
-        *("quick", "cells_run", "cells_total", "seeds", "statements", "table3", "fig3", "schedules"),
-        *("one_thing_changed", "weighted_turnaround_cut", "decision_overhead"),
-        *("recompute_error", "swap_error", "predictor_noise", "real_engine"),
+        *("quick", "cells_run", "cells_total", "seeds", "verdicts", "claims", "table3", "fig3"),
+        *("weighted_turnaround_cut", "decision_overhead"),
+        *("recompute_error", "swap_error", "predictor_noise", "tables"),
     ]
     assert (data["quick"], data["seeds"], data["cells_run"]) == (True, 1, QUICK.num_runs())
     assert data["cells_total"] == ALL.num_runs()
     assert list(data["table3"]) == [str(group) for group in GROUPS]
     chats = data["table3"]["OPT-13B/Chatbot"]
     assert chats["paper"] == [1.38, 2.46]
-    assert chats["prompt"] == {
-        "vs_vllm": 1.2,
-        "vs_vllm_s": 3.0,
-        "vs_vllm_saturated": 1.2,
-        "vs_vllm_today": 0.9,
-    }
+    assert chats["prompt"] == {"vs_vllm": 1.2, "vs_vllm_s": 3.0}
     assert chats["prompt + output"]["vs_vllm"] == 0.8
     assert chats["memory alone"]["vs_vllm"] == 1.0
-    assert chats["plus"] == {"vs_vllm": 1.5, "vs_vllm_today": 1.125}
-    assert chats["fates"]["prompt"] == {"swaps": 30.0, "recomputes": 10.0, "host_full": 5.0}
-    assert data["schedules"] == dict.fromkeys([BASELINE, BY_PROMPT, BY_ALL, MEMORY_ONLY], 1)
-    assert data["one_thing_changed"]["OPT-13B/Summary"]["no padding"] == 1.2
+    shown = {
+        name: [dict(zip(table["headings"], row, strict=True)) for row in table["rows"]]
+        for name, table in data["tables"].items()
+    }
+    beside = {key: value for key, value in shown["table3-vllm"][0].items() if key.startswith("plus")}
+    assert beside == pytest.approx({"plus over it": 1.5, "plus over vllm today": 1.125})
+    assert [shown["fates"][0][f"prompt: {what}"] for what in ("swaps", "recomputes", "host full")] == [
+        30,
+        10,
+        5,
+    ]
+    assert {row["group"]: row["no padding"] for row in shown["reasons"]}["OPT-13B/Summary"] == pytest.approx(
+        1.2
+    )
     assert list(data["fig3"]["OPT-13B/Summary"]["natural"]) == ["16", "64", "256"]
     cuts = data["weighted_turnaround_cut"]["OPT-13B/Summary"]["128"]
     assert cuts == {name: {"vs_vllm": 0.0, "vs_vllm_s": 0.0} for name in ("prompt", "prompt + output")}

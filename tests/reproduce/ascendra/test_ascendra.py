@@ -34,7 +34,6 @@ from headway_reproduce.ascendra.setting import (
     SHAREGPT,
     SPLITS,
     SYSTEMS,
-    TODAY,
     VLLM_V0,
     AscendraCase,
     AscendraChange,
@@ -97,7 +96,7 @@ def test_late_requests_are_dropped_in_overload_alone() -> None:
     assert leaving(ASCENDRA) == [[AtRisk], []]
     assert leaving(ASCENDRA.shedding()) == [[AtRisk, Expired], [Expired]]
     assert leaving(NO_HAND_OFF) == [[], []]
-    for service in (VLLM_V0, SARATHI, TODAY):
+    for service in (VLLM_V0, SARATHI):
         assert leaving(service) == [[]]
         assert leaving(service.shedding()) == [[Expired]]
 
@@ -127,8 +126,7 @@ def test_all_that_compute_prompts_in_chunks_have_one_budget() -> None:
     for case, tokens in [(MAIN, 2048), (AscendraCase(QWEN, SHAREGPT), 1024)]:
         run = replace(RUN, case=case)
         assert budgets(run) == {"lp": tokens, "hp": None}
-        for service in (SARATHI, TODAY):
-            assert budgets(replace(run, service=service)) == {"": tokens}
+        assert budgets(replace(run, service=SARATHI)) == {"": tokens}
         assert budgets(replace(run, service=SARATHI_512)) == {"": 512}
         assert budgets(replace(run, change=with_budget(256)))["lp"] == 256
 

@@ -15,10 +15,8 @@ from headway_reproduce.ascendra.real_run import (
     Calibrated,
     RealCell,
     StreamRun,
-    real_data,
     real_part,
 )
-from headway_reproduce.ascendra.real_servers import ASCENDRA
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
@@ -84,18 +82,10 @@ def test_the_part_shows_every_system_at_every_load(found: AscendraReal) -> None:
     assert any("1.50" in line for line in part.text)
 
 
-def test_scripts_read_goodput_and_what_it_is_over_the_best_of_the_others(found: AscendraReal) -> None:
-    data = real_data(found)
-    assert data is not None
-    assert data["over_best"] == {"1": pytest.approx(6 / 4), "1.5": pytest.approx(2 / 4)}
-    assert data["goodput"]["1"][ASCENDRA] == pytest.approx(0.6)  # type: ignore[index]
-
-
 def test_quick_leaves_it_out(tmp_path: Path) -> None:
     request = PaperRequest(root=tmp_path, jobs=1, quick=True)
     assert MEASUREMENT.more_seconds(request) == 0.0
     assert MEASUREMENT.found(request, lambda line: None) is None
-    assert real_data(None) is None
     assert "--quick" in real_part(None).text[0]
     assert not real_part(None).tables
 

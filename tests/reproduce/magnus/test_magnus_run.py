@@ -9,7 +9,18 @@ import pytest
 from headway_reproduce.magnus.cells import MagnusChange, MagnusRun
 from headway_reproduce.magnus.data import DataSource, drawn_rows, find_data, load_tasks, task_requests
 from headway_reproduce.magnus.engine import BatchTimes
-from headway_reproduce.magnus.setting import ABP, CCB, GLP, LEARN_EVERY_S, MAGNUS, POLICIES, TODAY, VS, Phi
+from headway_reproduce.magnus.setting import (
+    ABP,
+    BASELINES,
+    CCB,
+    GLP,
+    LEARN_EVERY_S,
+    MAGNUS,
+    POLICIES,
+    TODAY,
+    VS,
+    Phi,
+)
 from headway_reproduce.magnus.simulation import MagnusForecasts, MagnusResult, simulate_magnus
 from headway_reproduce.magnus.study import FILE
 from headway_reproduce.study import read_kept
@@ -51,6 +62,18 @@ def untimed(result: MagnusResult) -> MagnusResult:
 
 def test_everybody_serves_the_same_requests_to_their_end(results: dict[str, MagnusResult]) -> None:
     assert {(found.requests, found.finished) for found in results.values()} == {(240, 240)}
+
+
+def test_where_none_can_follow_magnus_gets_more_through_and_answers_sooner(source: DataSource) -> None:
+    mine, *others = (
+        simulate_magnus(MagnusRun(source=source, policy=policy, seed=0, rate_rps=120.0))
+        for policy in (MAGNUS, *BASELINES)
+    )
+    assert mine.throughput_rps is not None
+    assert mine.mean_rt_s is not None
+    for each in others:
+        assert mine.throughput_rps > 1.3 * (each.throughput_rps or 0.0)
+        assert mine.mean_rt_s < 0.9 * (each.mean_rt_s or 0.0)
 
 
 def test_only_padded_batches_compute_tokens_for_nothing(results: dict[str, MagnusResult]) -> None:

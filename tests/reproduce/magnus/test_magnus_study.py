@@ -201,22 +201,17 @@ def test_ranges_are_over_all_baselines_and_rates(plain: dict[str, object]) -> No
     }
 
 
-def test_overloaded_is_where_no_baseline_can_follow(
-    findings: MagnusFindings, plain: dict[str, object]
-) -> None:
+def test_overloaded_is_where_no_baseline_can_follow(findings: MagnusFindings) -> None:
     assert MagnusRates(findings.kept, findings.scope).overloaded() == [MagnusPoint(load=4.0)]
-    ranges = plain["gain_range_where_all_are_overloaded"]
-    assert isinstance(ranges, dict)
-    assert ranges["throughput"] == [0.8, 2.6]
 
 
-def test_steps_are_put_beside_the_one_before(plain: dict[str, object]) -> None:
-    steps = plain["ablation"]
-    assert isinstance(steps, dict)
-    assert list(steps) == ["vs to glp", "glp to abp", "abp to magnus"]
+def test_steps_are_put_beside_the_one_before(study: Study) -> None:
+    [table] = [table for table in study.tables if table.name == "ablation"]
+    rows = {(row[0], row[1]): list(row[2:4]) for row in table.rows}
+    assert list(rows)[:3] == [("0.8", step) for step in ("vs to glp", "glp to abp", "abp to magnus")]
     # 36 over 30 at a load of 4; nothing where all can follow. 6 s for 9.
-    assert steps["abp to magnus"]["throughput"] == [0.0, 0.2]
-    assert steps["abp to magnus"]["mean_rt_cut"] == [0.3333, 0.3333]
+    assert rows["4", "abp to magnus"] == pytest.approx([0.2, 1 / 3])
+    assert rows["0.8", "abp to magnus"] == pytest.approx([0.0, 1 / 3])
 
 
 # ---- what scripts read ---------------------------------------------------------------------------------
@@ -270,11 +265,16 @@ def test_vllm_today_is_told_apart(plain: dict[str, object], study: Study) -> Non
 
 
 def test_predictors_are_beside_simpler_ones(plain: dict[str, object], study: Study) -> None:
-    predictor = plain["predictor"]
-    assert isinstance(predictor, dict)
-    assert predictor["GC"]["input length only"] == {"rmse": 14.0, "mae": 7.0, "tau": 0.5}
-    assert plain["correlation"] == {"all tasks": 0.9, "GC": 0.9, "chat": 0.9}
-    assert plain["overhead"] == {"predict_us": 40.0, "join_us": 3.0, "choose_us": 30.0}
+    tables = plain["tables"]
+    assert isinstance(tables, dict)
+    assert tables["overhead"]["rows"] == [
+        ["predicting a length", 40.0],
+        ["joining a batch", 3.0],
+        ["choosing a batch", 30.0],
+    ]
+    [row] = [row for row in tables["accuracy"]["rows"] if row[0] == "GC"]
+    shown = dict(zip(tables["accuracy"]["headings"], row, strict=True))
+    assert [value for heading, value in shown.items() if "input length only" in heading] == [14.0, 7.0, 0.5]
     said = " ".join(sentence for part in study.parts for sentence in part.text)
     assert "mean of all answers is chat 0.50; over all tasks 0.50" in said
 
@@ -406,7 +406,9 @@ def test_reasons_are_gains_with_one_thing_changed(full_root: Path, source: DataS
     found = MagnusReasons(read(full_root), MagnusScope(source=source))
     part = found.part()
     assert part is not None
-    assert part.text[0].startswith("Over vs at load 4: +260% requests/s and -70% response time as it stands;")
+    # At a load of 4, over vs: 3.6 times the requests, 6 s in place of 20.
+    plain = next(row for row in part.tables[0].rows if row[1] == "4")
+    assert plain[2:4] == pytest.approx([2.6, 0.7])
     assert [row[0] for row in part.tables[0].rows[:3]] == ["as it stands", "as it stands", "true lengths"]
 
 

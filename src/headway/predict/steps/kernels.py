@@ -104,6 +104,10 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     over (sequences x query heads, prompt); the `_group` ones correct for query heads a KV
     head, over (group, sequences, context) and (group, prompt).
 
+    `decode_lone`, over (sequences x KV heads, context), takes the place of both `decode` ones where every query head
+    has a KV head of its own: FlashAttention 2 splits a decode's keys over processors only where heads share them. None
+    where such decodes are split as all others are.
+
     `tile_key_s` is what one tile of queries takes a key: tiles read their keys one after another, so a
     chunk with a long past takes that long however many processors stand idle. `mixed_key_s` is the time of
     one decode's query head and key where decodes share the prefill's kernel, without the split over keys
@@ -115,6 +119,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gemm: Surface
     decode: Surface
     decode_group: Surface
+    decode_lone: Surface | None = None
     prefill: Surface
     prefill_group: Surface
     tile_key_s: float
@@ -148,6 +153,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         many more sequences of as many as were: 8 sequences of 40 heads are as efficient as 40 of 8.
         """
         ideal = decode_ideal_s(peaks, heads, sequences, context)
+        if self.decode_lone is not None and heads.query == heads.kv:
+            return ideal * self.decode_lone.at(sequences * heads.kv, context)
         measured = 2.0 ** self.decode.axes[1][-1]
         if heads.kv > measured:
             sequences *= heads.kv / measured
