@@ -73,6 +73,7 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/gain/headway_real.py --out $(OUT)/headway-real --json
 	$(BIN)/python bench/gain/headway_real.py --out $(OUT)/headway-real --broken --json
 	$(BIN)/python bench/gain/routers.py --json
+	$(BIN)/python bench/gain/scaling.py --out $(OUT)/scaling --json
 	$(BIN)/python bench/gain/kv_tier.py --json
 	$(BIN)/python bench/gain/routers_real.py --out $(OUT)/routers-real --json
 	$(BIN)/python bench/gain/broken_predictions.py --json

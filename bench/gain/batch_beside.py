@@ -11,8 +11,8 @@ beside     both; with `--kill` the gateway is killed half-way (SIGKILL) and star
 
 `headline`: batch tokens a second beside over (offline tokens a second times the idle share, 1 less the mean of the
 waves), interactive goodput beside less alone, p99 TTFT beside over alone. `answers`: lines that were answered, and how
-many `custom_id`s more than once or never (0 is right). Interactive requests that the kill broke have failed.
-`--quick`: 20 s a run. About 6 minutes by default; nothing else should run meanwhile.
+many `custom_id`s more than once or never (0 is right). Interactive requests that the kill broke have failed. `--svg`
+draws what both came to over time. `--quick`: 20 s a run. About 6 minutes by default; nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,6 +38,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 import aiohttp
 import msgspec
 from headway_reproduce.ascendra.real_servers import start_instances
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from bench.command import command_line, out_option, say
 from headway.core.record import Outcome, Record
@@ -47,7 +51,9 @@ from headway.http_client import NO_ANSWER
 from headway.lab.server import START_TIMEOUT_S, CommandProcess, free_port, headway_command
 from headway.loadgen import ReplayOptions, replay
 from headway.results import summarize
+from headway.results.svg import INK, PALETTE, draw
 from headway.traces import TraceRequest, at_once
+from headway.whole_file import write_whole
 
 LOW, HIGH = 0.2, 0.9
 SECONDS, QUICK_S, WAVES = 80.0, 20.0, 2
@@ -59,6 +65,8 @@ FLAGS = ("--max-num-seqs", "16", "--max-num-batched-tokens", "1024", "--enforce-
 ENDPOINT = "/v1/completions"
 READY_S, SETTLE_S = 120.0, 120.0
 FINAL = ("completed", "cancelled", "expired", "failed")
+POINTS = 40
+"""Of a picture's course."""
 
 
 def request(number: int, arrival_s: float, rng: Random, slo: Slo) -> TraceRequest:
@@ -231,6 +239,7 @@ async def beside(
     """Both together: tokens a second of the batch, the interactive records, how the batch's lines were answered."""
     batch_id = await begin_batch(site.url, seed=2)
     before = await output_tokens(site.url, batch_id)
+    course: list[tuple[float, int]] = []
 
     async def killing() -> None:
         await asyncio.sleep(seconds / 2)
@@ -239,14 +248,17 @@ async def beside(
             await site.start()
             say("the gateway was killed, and serves again")
 
-    async def rate() -> float:
+    async def counting() -> None:
         began_s = time.monotonic()
-        await asyncio.sleep(seconds)
-        return (await output_tokens(site.url, batch_id) - before) / (time.monotonic() - began_s)
+        for point in range(1, POINTS + 1):
+            await asyncio.sleep(max(0.0, began_s + point * seconds / POINTS - time.monotonic()))
+            tokens = await output_tokens(site.url, batch_id) - before
+            course.append((time.monotonic() - began_s, tokens))
 
-    records, _, tokens_per_s = await asyncio.gather(send(site.url, requests, seed=3), killing(), rate())
+    records, _, _ = await asyncio.gather(send(site.url, requests, seed=3), killing(), counting())
     return {
-        "tokens_per_s": tokens_per_s,
+        "tokens_per_s": course[-1][1] / course[-1][0],
+        "course": course,
         "records": records,
         "answers": await end_batch(site.url, batch_id),
     }
@@ -277,6 +289,37 @@ async def capacity_rps(site: Site) -> float:
     return len(records) / max(record.finished_s or 0.0 for record in records)
 
 
+def picture(course: Sequence[tuple[float, int]], records: Sequence[Record], offline_tps: float) -> str:
+    """Tokens a second of both, one on top of the other, and what a batch alone gets: an SVG element."""
+    marks = [(0.0, 0), *course]
+    spans = list(pairwise(marks))
+    batch_tps = [(to[1] - since[1]) / (to[0] - since[0]) for since, to in spans]
+    tokens = [sum(tokens_between(each, since[0], to[0]) for each in records) for since, to in spans]
+    others_tps = [count / (to[0] - since[0]) for count, (since, to) in zip(tokens, spans, strict=True)]
+
+    def paint(axes: Axes) -> None:
+        axes.stackplot([to[0] for _, to in spans], others_tps, batch_tps, colors=PALETTE[:2])
+        axes.axhline(offline_tps, color=INK, linewidth=1.0, linestyle=":")
+        axes.set_xlabel("seconds")
+        axes.set_ylabel("tokens a second")
+
+    legend: list[tuple[Any, str]] = [
+        (Patch(color=colour), name)
+        for colour, name in zip(PALETTE, ("interactive requests", "batch beside them"), strict=False)
+    ]
+    alone = Line2D([], [], color=INK, linewidth=1.0, linestyle=":"), "a batch alone"
+    return draw("A batch fills what interactive requests leave", (9.0, 3.0), paint, [*legend, alone])
+
+
+def tokens_between(record: Record, from_s: float, until_s: float) -> float:
+    """How many of an answer's tokens came then, taken as evenly spread."""
+    if record.first_token_s is None or record.finished_s is None:
+        return 0.0
+    lasted_s = max(record.finished_s - record.first_token_s, 1e-6)
+    there_s = min(until_s, record.finished_s) - max(from_s, record.first_token_s)
+    return record.output_tokens * max(0.0, there_s) / lasted_s
+
+
 def interactive(records: Sequence[Record]) -> dict[str, Any]:
     """Figures of interactive requests."""
     summary = summarize(records)
@@ -301,6 +344,8 @@ async def measured(arguments: Namespace, instance_url: str) -> dict[str, Any]:
         offline_tps = await offline(site, seconds)
         say(f"offline: {offline_tps:.0f} tokens a second")
         both = await beside(site, requests, seconds, kill=arguments.kill)
+    if arguments.svg is not None:
+        write_whole(arguments.svg, picture(both["course"], both["records"], offline_tps).encode())
     together = interactive(both["records"])
     idle = 1 - (LOW + HIGH) / 2
     return {
@@ -329,6 +374,7 @@ def main() -> None:
     parser.add_argument("--policy", default="headway", help="of the instance (default: headway)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of a run (default {SECONDS:g})")
     parser.add_argument("--kill", action="store_true", help="kill the gateway half-way, and start it again")
+    parser.add_argument("--svg", type=Path, help="file for a picture of both over time")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_S:g} s a run, to see that it works")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)

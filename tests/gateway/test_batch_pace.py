@@ -132,6 +132,21 @@ def test_no_window_is_foretold_before_a_rate_is_known() -> None:
     assert Progress().needed([(5, 1.0)]) == 0
 
 
+def test_a_minute_without_an_answer_foretells_too() -> None:
+    progress = Progress()
+    progress.worked(59.0)
+    assert progress.requests_per_s is None
+    progress.worked(2.0)
+    (found,) = progress.forecasts([(100, 610.0)])
+    assert found is not None
+    assert found.requests_per_s == pytest.approx(1 / 61), "at most one in 61 seconds"
+    assert found.unfinished == 90
+    # Once a second for a minute, then nothing for ten: the rate of late is not that of before.
+    progress = one_a_second()
+    progress.worked(600.0)
+    assert progress.requests_per_s == pytest.approx(1 / 600)
+
+
 def test_a_window_that_closes_sets_a_floor() -> None:
     progress = one_a_second()
     assert progress.needed([(40, 100.0)]) == 0, "it takes less than half of the time"

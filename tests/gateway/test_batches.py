@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from headway.gateway.batch import batches as batches_module
+from headway.gateway.batch import pace as pace_module
 from headway.gateway.http.keys import Keys
 from tests.gateway.fleets import until
 from tests.gateway.front import CHAT, PROMPT, Front, gateway
@@ -251,6 +252,30 @@ async def test_a_window_that_closes_expires_the_batch_and_was_told_of_before(tmp
         errors = await lines_of(client, done.error_file_id)
         assert {one["error"]["code"] for one in errors} == {"batch_expired"}
         assert len({one["custom_id"] for one in errors}) == counts.failed
+
+
+async def test_a_batch_for_which_there_is_no_room_is_foretold_to_be_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def full(turn: Turn) -> None:
+        await turn.refuse(429, b'{"error": {"message": "full", "code": 429}}')
+
+    monkeypatch.setattr(pace_module, "TELLS_S", 0.2)
+    async with (
+        upstream(act=full) as instance,
+        gateway(instance, batch_dir=tmp_path) as front,
+        client_of(front) as client,
+    ):
+        batches = front.app.batches
+        assert batches is not None
+        data = jsonl(*(line(f"r{number}") for number in range(200)))
+        batch = await begin(client, data, completion_window="10s")
+        await until(lambda: batches.open[batch.id].forecast is not None)
+        outlook = (await client.batches.retrieve(batch.id)).headway
+        assert (outlook["in_time"], outlook["held"]) == (False, "")
+        assert 100 < outlook["unfinished"] <= 200
+        assert "will have no answer when its window closes" in caplog.text
+        await client.batches.cancel(batch.id)
 
 
 async def test_files_and_batches_are_listed_page_by_page(instance: Upstream, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
+from math import ceil
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from headway.lab.shadow_scaling import FleetAdviser
 from headway.results.metrics import summarize
 from headway.routing.scaling import Advice, Bounds
 from headway.sim.simulation import simulate
+from headway.traces import TraceRequest
 from tests.lab.test_shadow import SYSTEM, answer, requests, served, told
 from tests.sim.worlds import LIMIT, preset
 
@@ -145,3 +148,26 @@ def test_of_a_busy_fleet_a_share_is_replayed() -> None:
     large = FleetReplay.of(many, 0.0, preset("vllm"), SYSTEM).served(16)
     assert len(many) > 2 * MOST_REPLAYED
     assert large.mean_jct_s == pytest.approx(small.mean_jct_s, rel=0.35)
+
+
+@pytest.mark.parametrize(
+    ("count", "requests"),
+    [(1, 2000), (2, 1000), (4, 500), (5, 800), (16, 750), (1000, 800)],
+)
+def test_no_replay_has_more_than_it_may_but_one_instance_with_its_whole_share(
+    monkeypatch: pytest.MonkeyPatch, count: int, requests: int
+) -> None:
+    replayed: list[list[str]] = []
+
+    def counted(asked: list[TraceRequest], *_: object, **__: object) -> None:
+        replayed.append([each.id for each in asked])
+
+    monkeypatch.setattr("headway.lab.shadow_replay.simulate", counted)
+    came = [TraceRequest(f"{number}", float(number), 10, 10) for number in range(2000)]
+    FleetReplay(came, {}, 0.0, preset("vllm"), SYSTEM).served(count)
+    (ids,) = replayed
+    assert len(ids) == requests
+    assert len(ids) <= MOST_REPLAYED or len(ids) == ceil(len(came) / count)
+    # Every so many-th of those that came, as evenly as whole numbers allow.
+    gaps = {int(later) - int(sooner) for sooner, later in pairwise(ids)}
+    assert max(gaps) - min(gaps) <= 1

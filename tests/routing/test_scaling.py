@@ -1,21 +1,23 @@
 from __future__ import annotations
 
-from math import ceil
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
 from headway.routing.scaling import (
+    CALM_WINDOWS,
+    TOLERANCE,
     UPPER,
     Advice,
+    Adviser,
+    Allowance,
     Bounds,
     Demand,
     Scaler,
     ScalingReason,
     Served,
-    advise,
+    fewest,
 )
 
 WINDOW_S, LEAD_S = 80.0, 80.0
@@ -23,10 +25,20 @@ FOUR = Bounds(1, 4)
 
 
 def steady(rate_rps: float, until_s: float) -> Demand:
-    demand = Demand(WINDOW_S, LEAD_S)
+    return came(Demand(WINDOW_S, LEAD_S), rate_rps, until_s)
+
+
+def came(demand: Demand, rate_rps: float, until_s: float) -> Demand:
     for number in range(int(rate_rps * until_s)):
         demand.came(number / rate_rps)
     return demand
+
+
+def adviser(bounds: Bounds, until_s: float = 800.0) -> Adviser:
+    """One that has seen a demand that does not change."""
+    made = Adviser(bounds, WINDOW_S, LEAD_S)
+    came(made.demand, 2.0, until_s)
+    return made
 
 
 def test_bounds_are_read_as_one_number_or_two() -> None:
@@ -71,27 +83,104 @@ def fleet(capacity: float, demand: float) -> Served:
     return Served(goodput=min(1.0, capacity / demand), mean_jct_s=demand / capacity)
 
 
-@given(st.floats(0.1, 20.0), st.integers(1, 6), st.integers(0, 10))
-def test_advice_is_the_fewest_that_do_as_well_as_the_most(load: float, least: int, more: int) -> None:
+@given(st.floats(0.1, 20.0), st.integers(1, 6), st.integers(0, 10), st.data())
+def test_advice_is_the_fewest_that_do_as_well_as_the_most(
+    load: float, least: int, more: int, data: st.DataObject
+) -> None:
     bounds, asked = Bounds(least, least + more), list[int]()
 
     def replay(count: int, growth: float) -> Served:
         asked.append(count)
         return fleet(count, load * growth)
 
-    advice = advise(replay, steady(2.0, 800.0), 800.0, bounds)
+    advice = adviser(bounds).advise(replay, 800.0, data.draw(st.integers(1, 20)))
     best = fleet(bounds.ceiling, load)
     enough = [
         count for count in range(bounds.floor, bounds.ceiling + 1) if fleet(count, load).as_good_as(best)
     ]
     assert advice.needed == enough[0]
     assert bounds.floor <= advice.low <= advice.needed <= advice.high <= bounds.ceiling
-    assert len(asked) == len(set(asked)) <= 1 + ceil(1 + more**0.5 + 2)
+    assert len(asked) == len(set(asked)), "none is replayed twice"
+
+
+@given(st.integers(1, 20), st.integers(0, 80), st.data())
+def test_the_fewest_are_found_from_wherever_the_search_begins(
+    floor: int, more: int, data: st.DataObject
+) -> None:
+    bounds, asked = Bounds(floor, floor + more), set[int]()
+    enough = data.draw(st.integers(bounds.floor, bounds.ceiling))
+    near = data.draw(st.integers(bounds.floor, bounds.ceiling))
+
+    def is_enough(count: int) -> bool:
+        asked.add(count)
+        return count >= enough
+
+    assert fewest(is_enough, bounds, near) == enough
+    assert all(2 * count >= enough or count >= near - 1 for count in asked), (
+        "hopeless queues are not replayed"
+    )
+    assert len(asked) <= 2 + 2 * (abs(enough - near) + 1).bit_length()
+
+
+def test_the_largest_fleet_is_not_replayed_where_another_loses_nothing() -> None:
+    asked = list[int]()
+
+    def replay(count: int, growth: float) -> Served:
+        asked.append(count)
+        return fleet(count, 3.0)
+
+    found = adviser(Bounds(1, 64))
+    assert found.advise(replay, 800.0, 3).needed == 3
+    assert asked == [3, 2]
+    asked.clear()
+    assert found.advise(replay, 800.0, 2).needed == 3
+    assert asked == [2, 64, 3], "two lose much, which may be no fault of theirs"
+
+
+def test_a_fleet_that_lost_nothing_for_an_hour_may_lose_a_little() -> None:
+    def replay(count: int, growth: float) -> Served:
+        return Served(goodput=1.0 if count > 2 else 0.96, mean_jct_s=1.0)
+
+    found = adviser(FOUR)
+    assert found.advise(replay, 800.0, 3).needed == 3
+    for minute in range(60):
+        found.saw(800.0 + 60 * minute, 100, 1.0)
+    assert found.advise(replay, 4400.0, 3).needed == 1
+    for minute in range(60):
+        found.saw(4400.0 + 60 * minute, 100, 0.96)
+    assert found.advise(replay, 8000.0, 3).needed == 3
+
+
+def test_what_no_fleet_can_serve_in_time_is_no_loss() -> None:
+    def replay(count: int, growth: float) -> Served:
+        return Served(goodput=0.9 if count > 2 else 0.86, mean_jct_s=1.0)
+
+    found = adviser(FOUR)
+    assert found.advise(replay, 800.0, 2).needed == 3
+    for minute in range(60):
+        found.saw(830.0 + 60 * minute, 100, 0.9)
+    assert found.advise(replay, 4400.0, 2).needed == 1
+
+
+def test_what_was_not_lost_in_an_hour_may_be_lost_in_a_moment() -> None:
+    allowance = Allowance(lead_s=120.0)
+    assert allowance.tolerance(0.0) == TOLERANCE
+    for minute in range(60):
+        allowance.lost(60.0 * minute, 100, 0.0)
+    assert allowance.tolerance(3600.0) == Allowance.MOST
+    # 1.2 of 100 are lost in each minute from now on: soon more than one in a hundred of the last hour.
+    for minute in range(60, 120):
+        allowance.lost(60.0 * minute, 100, 0.012)
+    assert allowance.tolerance(7200.0) == TOLERANCE
+    for minute in range(120, 180):
+        allowance.lost(60.0 * minute, 100, 0.0095)
+    # What is left of the hour's one in a hundred, in two of its sixty minutes.
+    assert allowance.tolerance(10800.0) == pytest.approx(TOLERANCE + 0.0005 * 30, rel=0.05)
 
 
 def test_growth_that_is_reckoned_with_needs_more_instances() -> None:
     # 1.25 times 2 instances' work, before anything is known of how demand changes.
-    advice = advise(lambda count, growth: fleet(count, 2 * growth), steady(2.0, 40.0), 40.0, Bounds(1, 8))
+    advice = adviser(Bounds(1, 8), 40.0).advise(lambda count, growth: fleet(count, 2 * growth), 40.0, 1)
     assert (advice.needed, advice.growth) == (3, 1.25)
     # Demand that shrank to 0.8: two of three instances would not have done at 1.25, 1.28 not at 0.8.
     assert (advice.low, advice.high) == (2, 3)
@@ -117,7 +206,7 @@ def needs(count: int, doubt: str | None = None) -> Advice:
 
 
 def test_more_instances_at_once_and_fewer_after_a_calm_time() -> None:
-    scaler = Scaler(FOUR, window_s=40.0)
+    scaler = Scaler(FOUR, window_s=60.0 / CALM_WINDOWS)
     assert scaler.decide(0.0, 1, needs(3)).instances == 3
     assert scaler.decide(0.0, 3, needs(3)).reason is ScalingReason.STEADY
     calm = [scaler.decide(at_s, 3, needs(1)) for at_s in (20.0, 40.0, 60.0)]
@@ -128,7 +217,7 @@ def test_more_instances_at_once_and_fewer_after_a_calm_time() -> None:
 
 
 def test_the_most_that_was_needed_in_the_calm_time_stays() -> None:
-    scaler = Scaler(FOUR, window_s=40.0)
+    scaler = Scaler(FOUR, window_s=60.0 / CALM_WINDOWS)
     scaler.decide(0.0, 4, needs(4))
     scaler.decide(30.0, 4, needs(2))
     assert scaler.decide(70.0, 4, needs(1)).instances == 2
@@ -136,7 +225,7 @@ def test_the_most_that_was_needed_in_the_calm_time_stays() -> None:
 
 def test_what_was_needed_before_starts_nothing_that_is_not_needed_now() -> None:
     # An instance was taken away by hand; two do now.
-    scaler = Scaler(FOUR, window_s=40.0)
+    scaler = Scaler(FOUR, window_s=60.0 / CALM_WINDOWS)
     scaler.decide(0.0, 4, needs(4))
     assert scaler.decide(10.0, 3, needs(2)).instances == 3
 
@@ -172,10 +261,11 @@ def test_the_number_stays_within_bounds_and_within_its_interval(steps: list[tupl
 
 def test_after_bursts_that_nothing_follows_there_is_still_advice() -> None:
     # In all moments that tell, something came before and nothing after: nothing can be replayed at no demand at all.
-    demand = Demand(WINDOW_S, LEAD_S)
+    bursts = Adviser(FOUR, WINDOW_S, LEAD_S)
+    demand = bursts.demand
     for burst in range(4):
         for second in range(10):
             demand.came(600.0 * burst + second)
     assert [demand.growth(2400.0, share) for share in (0.1, UPPER, 0.95)] == [1 / Demand.LARGEST] * 3
-    found = advise(lambda count, growth: fleet(count, 8 * growth), demand, 2400.0, FOUR)
+    found = bursts.advise(lambda count, growth: fleet(count, 8 * growth), 2400.0, 1)
     assert (found.low, found.needed, found.high) == (2, 2, 2)

@@ -13,7 +13,7 @@ from headway.gateway.book.shadow_board import ShadowState
 from headway.lab.shadow import LIVE, fleet_system
 from headway.lab.shadow_feed import Feed, Told
 from headway.lab.shadow_replay import FleetReplay, policy_factory
-from headway.routing.scaling import TOLERANCE, Advice, Bounds, Demand, advise
+from headway.routing.scaling import TOLERANCE, Advice, Adviser, Bounds
 
 LEAD_S = 120.0
 """From a report to a new instance's first request: to decide, to launch it, and for it to load the model."""
@@ -22,12 +22,12 @@ BLOCKS_APART = 0.05
 
 
 class FleetAdviser:
-    """Advises on the number of instances; what came so far tells how demand changes."""
+    """Advises on the number of instances; what came so far tells how demand changes, and what may still be lost."""
 
     def __init__(self, bounds: Bounds, window_s: float) -> None:
         self._bounds = bounds
         self._window_s = window_s
-        self._demand = Demand(window_s, LEAD_S)
+        self._adviser = Adviser(bounds, window_s, LEAD_S)
         self._counted_s = -inf
 
     def advise(
@@ -46,7 +46,9 @@ class FleetAdviser:
         try:
             engine, system = fleet_system(feeds)
             replay = FleetReplay.of(told, now_s - self._window_s, policy_factory(engine, None), system)
-            return advise(replay.served, self._demand, now_s, self._bounds)
+            live = report.figures.get(LIVE)
+            self._adviser.saw(now_s, report.requests, None if live is None else live.goodput)
+            return self._adviser.advise(replay.served, now_s, len(feeds))
         except Exception as error:  # a policy may do anything where it has a whole fleet's requests
             doubt = f"the fleet cannot be replayed: {type(error).__name__}: {error}"
             return self._by_what_was_seen(len(feeds), report, doubt)
@@ -55,7 +57,7 @@ class FleetAdviser:
         """Requests that came since the last report, as far as all instances have told."""
         for one in told:
             if self._counted_s < one.arrival_s <= until_s and one.outcome is not Outcome.HANDED_OFF:
-                self._demand.came(one.arrival_s)
+                self._adviser.demand.came(one.arrival_s)
         self._counted_s = max(self._counted_s, until_s)
 
     def _by_what_was_seen(self, serving: int, report: ShadowState, doubt: str) -> Advice:

@@ -21,8 +21,10 @@ SLOWER = 0.25
 """Where no request has targets: how much longer than in the largest fleet requests may take in the mean."""
 DEFAULT_WINDOW_S = 120.0
 """The last requests by which the number of instances is judged."""
-CALM_WINDOWS = 1.5
-"""Fewer instances must have been enough for so many windows before one is stopped."""
+CALM_WINDOWS = 0.75
+"""Fewer instances must have been enough for so many windows before one is stopped: about as long as a new one takes to
+start, so that one stopped too soon costs no more than one kept too long.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +55,10 @@ class Served:
     goodput: float | None
     mean_jct_s: float | None
 
-    def as_good_as(self, best: Served) -> bool:
-        """Whether it loses no more than TOLERANCE; without targets that can be met, is no more than SLOWER slower."""
+    def as_good_as(self, best: Served, tolerance: float = TOLERANCE) -> bool:
+        """Whether it loses no more than `tolerance`; without targets that can be met, is no more than SLOWER slower."""
         if self.goodput is not None and best.goodput is not None and best.goodput >= HOPELESS:
-            return self.goodput >= best.goodput - TOLERANCE
+            return self.goodput >= best.goodput - tolerance
         if self.mean_jct_s is None or best.mean_jct_s is None:
             return best.mean_jct_s is None
         return self.mean_jct_s <= best.mean_jct_s * (1 + SLOWER)
@@ -116,6 +118,39 @@ class Demand:
         ]
 
 
+class Allowance:
+    """What the next window may lose, so that all requests of the last hour lose TOLERANCE in the mean.
+
+    A fleet that has lost nothing for an hour may lose more for a moment, up to `MOST`. O(1), amortised.
+    """
+
+    KEPT_S = 3600.0
+    MOST = 0.05
+
+    def __init__(self, lead_s: float) -> None:
+        self._lead_s = lead_s
+        self._seen: deque[tuple[float, int, float]] = deque()
+        self._requests = 0
+        self._lost = 0.0
+
+    def lost(self, now_s: float, requests: int, share: float) -> None:
+        """So many requests ended, and goodput was this far below that of the largest fleet."""
+        self._seen.append((now_s, requests, share * requests))
+        self._requests += requests
+        self._lost += share * requests
+        while self._seen[0][0] < now_s - self.KEPT_S:
+            _, requests, lost = self._seen.popleft()
+            self._requests -= requests
+            self._lost -= lost
+
+    def tolerance(self, now_s: float) -> float:
+        """The share of the next window's requests that may miss their targets for want of an instance."""
+        if not self._requests:
+            return TOLERANCE
+        unspent = (TOLERANCE - self._lost / self._requests) * (now_s - self._seen[0][0]) / self._lead_s
+        return min(self.MOST, TOLERANCE + max(0.0, unspent))
+
+
 LOW, UPPER, HIGH = 0.1, 0.75, 0.95
 """Shares of the last hour's lead times: the recommendation is for a demand that UPPER of them stayed below."""
 
@@ -140,31 +175,75 @@ Replay = Callable[[int, float], Served]
 """What so many instances would have come to, had demand been larger by a factor."""
 
 
-def advise(replay: Replay, demand: Demand, now_s: float, bounds: Bounds) -> Advice:
-    """The fewest instances that would have been as good as the most there may be: O(log(ceiling)) replays."""
-    growth = demand.growth(now_s, UPPER)
-    replays: dict[int, Served] = {}
+class Adviser:
+    """Says how many instances the next `lead_s` need: by replays of the last requests, and by what the last hour was.
 
-    def served(count: int) -> Served:
-        if count not in replays:
-            replays[count] = replay(count, growth)
-        return replays[count]
+    `demand` hears of every request that comes.
+    """
 
-    def is_enough(count: int) -> bool:
-        return served(count).as_good_as(served(bounds.ceiling))
+    def __init__(self, bounds: Bounds, window_s: float, lead_s: float) -> None:
+        self.demand = Demand(window_s, lead_s)
+        self._bounds = bounds
+        self._allowance = Allowance(lead_s)
+        self._best = 1.0
 
-    counts = range(bounds.floor, bounds.ceiling)
-    needed = bounds.floor + bisect_left(counts, True, key=is_enough)
-    # Equal instances serve in proportion to their number.
-    low = floor((needed - 1) * demand.growth(now_s, LOW) / growth) + 1
-    high = ceil(needed * demand.growth(now_s, HIGH) / growth)
-    return Advice(
-        needed=needed,
-        low=bounds.clamp(min(low, needed)),
-        high=bounds.clamp(max(high, needed)),
-        growth=growth,
-        replays=dict(sorted(replays.items())),
-    )
+    def saw(self, now_s: float, requests: int, goodput: float | None) -> None:
+        """So many requests ended of late, with this goodput (None: without targets)."""
+        if requests and goodput is not None:
+            self._allowance.lost(now_s, requests, max(0.0, self._best - goodput))
+
+    def advise(self, replay: Replay, now_s: float, current: int) -> Advice:
+        """The fewest instances that would have lost no more than is allowed beside the most there may be.
+
+        O(log n) replays, n how far they are from `current`. The largest fleet is replayed only where no other replay
+        tells whether a fleet loses too much.
+        """
+        bounds, demand, tolerance = self._bounds, self.demand, self._allowance.tolerance(now_s)
+        growth = demand.growth(now_s, UPPER)
+        replays: dict[int, Served] = {}
+
+        def served(count: int) -> Served:
+            if count not in replays:
+                replays[count] = replay(count, growth)
+            return replays[count]
+
+        def is_enough(count: int) -> bool:
+            found = served(count)
+            if found.goodput is not None and found.goodput >= 1 - tolerance:
+                return True
+            larger = [replays[other] for other in replays if other > count]
+            loses_little = all(found.as_good_as(other, tolerance) for other in larger)
+            return loses_little and found.as_good_as(served(bounds.ceiling), tolerance)
+
+        needed = fewest(is_enough, bounds, near=bounds.clamp(current))
+        best = replays.get(bounds.ceiling)
+        self._best = 1.0 if best is None or best.goodput is None else best.goodput
+        # Equal instances serve in proportion to their number.
+        low = floor((needed - 1) * demand.growth(now_s, LOW) / growth) + 1
+        high = ceil(needed * demand.growth(now_s, HIGH) / growth)
+        return Advice(
+            needed=needed,
+            low=bounds.clamp(min(low, needed)),
+            high=bounds.clamp(max(high, needed)),
+            growth=growth,
+            replays=dict(sorted(replays.items())),
+        )
+
+
+def fewest(is_enough: Callable[[int], bool], bounds: Bounds, near: int) -> int:
+    """The fewest within bounds that are enough, sought from `near` on in steps that double; the ceiling always is.
+
+    None fewer than `near` is tried that is less than half of what is enough: its queue would take long to replay.
+    """
+    low, high, step = near, near, 1
+    if is_enough(near):
+        while high > bounds.floor and is_enough(low := max(bounds.floor, high - step, high // 2)):
+            high, step = low, 2 * step
+        low = min(low + 1, high)
+    else:
+        while high < bounds.ceiling and not is_enough(high):
+            low, high, step = high + 1, min(bounds.ceiling, high + step), 2 * step
+    return low + bisect_left(range(low, high), True, key=is_enough)
 
 
 class ScalingReason(StrEnum):

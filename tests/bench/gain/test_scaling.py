@@ -8,7 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from bench.gain.scaling import DAY, WAVES, WAVES_OF, ByQueue, Day
+from bench.gain.scaling import (
+    BUSIEST,
+    DAY,
+    FIXED,
+    HEADWAY,
+    UNDER_WAY,
+    WAVES,
+    WAVES_FILE,
+    ByQueue,
+    Day,
+    Figures,
+    ScalingRun,
+    peak_fleet,
+    report,
+)
+from headway.lab.kept_runs import Kept
 from headway.routing.scaling import Bounds
 from headway.sim.elastic import FleetSeen
 
@@ -23,7 +38,7 @@ def data(tmp_path: Path) -> Path:
             csv.writer(file).writerows(rows)
 
     rates = [1.0] * (144 * DAY) + [10.0] * 72 + [20.0] * 72
-    written(WAVES, "workload,rate_rps", [(WAVES_OF, rate) for rate in rates])
+    written(WAVES_FILE, "workload,rate_rps", [(WAVES, rate) for rate in rates])
     written(
         "azure2023_conv", "arrival_s,input_tokens,output_tokens", [(float(at), 100, 10) for at in range(500)]
     )
@@ -56,3 +71,28 @@ def test_a_queues_rule_is_kubernetes_own() -> None:
     assert rule(seen(60.0, live=10, ready=5)) == 5
     assert rule(seen(331.0, live=10, ready=5)) == 1
     assert rule(seen(700.0, live=900, ready=5)) == 8
+
+
+@pytest.mark.slow
+def test_a_report_is_of_the_fleet_that_the_peak_needs_and_of_each_rule(data: Path, tmp_path: Path) -> None:
+    # Prompts of 100 tokens and answers of 10: one instance serves some 40 of them a second.
+    day = Day(data, hours=0.1, peak_rps=2.0)
+    found = report(day, tmp_path / "out", 1, [FIXED, HEADWAY, UNDER_WAY])
+    assert (found["peak_instances"], found["requests"]) == (1, len(day.requests()))
+    names = [row["rule"] for row in found["rules"]]
+    assert names == ["peak fleet", "headway", *(f"under way, {target} an instance" for target in (8, 12))]
+    assert {row["hours"] for row in found["rules"]} == {0.1}
+    assert report(day, tmp_path / "out", 1, [FIXED, HEADWAY]) == {**found, "rules": found["rules"][:2]}
+
+
+@pytest.mark.parametrize(("best", "peak"), [(1.0, 6), (0.97, 5)])
+def test_the_peak_fleet_is_near_the_best_there_can_be_and_no_hopeless_one(
+    data: Path, tmp_path: Path, best: float, peak: int
+) -> None:
+    # One and two are equally hopeless; what five lose beside the best depends on how good that is.
+    day = Day(data, hours=0.4, peak_rps=2.0)
+    kept: Kept[ScalingRun, Figures] = Kept(tmp_path)
+    for count in range(1, 65):
+        share = {1: 0.0, 2: 0.0, 3: 0.6, 4: 0.9, 5: 0.962}.get(count, best)
+        kept.done[ScalingRun(day, BUSIEST, count).digest()] = Figures(share, hours=0.0)
+    assert peak_fleet(day, kept) == peak

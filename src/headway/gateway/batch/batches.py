@@ -79,7 +79,7 @@ class Batches:
         self._wake = asyncio.Event()
         self._looked_s = self._swept_s = float("-inf")
         self._seen = (0, 0)
-        self._stopping = self._was_busy = False
+        self._stopping = self._had_work = False
 
     # ---- what routes ask for --------------------------------------------------------------------------------------
 
@@ -153,7 +153,7 @@ class Batches:
         elif now_s - self._looked_s >= LOOK_S:
             await self._look(running, now_s)
         self._feed()
-        self._was_busy = self.in_flight > 0
+        self._had_work = any(not batch.held for batch in running)
 
     async def _advance_or_wait(self, batch: OpenBatch) -> None:
         """Take a batch on by a turn. Where its files fail, it is tried again later, and others go on."""
@@ -230,7 +230,7 @@ class Batches:
 
     async def _look(self, running: Iterable[OpenBatch], now_s: float) -> None:
         """See how others fare, and how far batches are: how many may be in flight, and which window is not kept."""
-        if self._was_busy:
+        if self._had_work:
             self.progress.worked(now_s - self._looked_s)
         self._looked_s = now_s
         batches, now = list(running), self.wall_clock()

@@ -23,6 +23,8 @@ _WAITING_SHARE = 1 / 16
 """Of the requests that run: so many may wait in the engines, so that a seat that comes free is taken at once."""
 _RECENT_S = 600.0
 _MOST_MARKS = 600
+TELLS_S = 60.0
+"""Of work: fewer answers than ten in so long tell a rate too."""
 CALM_SHARE = 0.5
 """As long as the work left takes less than this share of the time left, a batch takes what others leave and no more."""
 
@@ -105,8 +107,8 @@ class Forecast(NamedTuple):
 class Progress:
     """Answers to batch requests by time, for forecasts; and how long a request takes with an instance.
 
-    Times in which nothing was asked count as little as the gateway's own absence: `run_s` is the time in which there
-    was work. O(1) a call, amortised.
+    `run_s` is the time in which there was work, also if no instance had room for it; the gateway's own absence does not
+    count. O(1) a call, amortised.
     """
 
     service_s: float = 0.0
@@ -129,11 +131,11 @@ class Progress:
 
     @property
     def requests_per_s(self) -> float | None:
-        """Answers a second of late; None until ten requests or a minute tell anything."""
+        """Answers a second of late, at most, where there were none; None until ten answers or TELLS_S tell anything."""
         since_s, before = self._marks[0]
         seconds, answers = self.run_s - since_s, self._answered - before
-        known = seconds > 0 and (answers >= 10 or (answers and seconds >= 60.0))
-        return answers / seconds if known else None
+        known = seconds > 0 and (answers >= 10 or seconds >= TELLS_S)
+        return max(answers, 1) / seconds if known else None
 
     def forecasts(self, batches: Iterable[tuple[int, float]]) -> list[Forecast | None]:
         """Of batches, by (requests left, seconds left), the one that closes first served first. O(n log n)."""
