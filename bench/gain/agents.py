@@ -3,9 +3,9 @@
 Recorded coding-agent sessions, simulated on an H100 with Llama-3.1-8B: a turn comes when the answer before it has ended
 and its tool has run for as long as recorded. A program is what a session asks between two pauses of over two minutes,
 4 to 24 turns that fit the model. Those of a seed hold three times as many tokens as KV memory does, and begin within
-two minutes. Compared: `vllm` and `headway`, alone and with a store of 200 GiB for KV on the host. Per contender: mean
-and p99 of a program's completion, the share of prompt tokens that were found, and `gain`, the first's mean over its
-own.
+two minutes. Compared: `vllm`, `vllm` behind program scheduling as vllm-router's (`program_ttl.py`), and `headway`; the
+first and the last also with a store of 200 GiB for KV on the host. Per contender: mean and p99 of a program's
+completion, the share of prompt tokens that were found, and `gain`, the first's mean over its own.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import all_done, command_line, jobs_option, stream_options
+from bench.gain.program_ttl import behind_program_ttl
 from bench.gain.regret_workloads import DATA, MACHINES, MAIN_AGENT, prefixes_of, rows_of, trace_blocks
 from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.simulation import run_info, simulate_policy
@@ -33,10 +34,12 @@ from headway.sim.simulation import System
 from headway.traces import TraceRequest
 
 MACHINE = MACHINES["h100-llama-8b"]
-POLICIES, HOST_GIB = ("vllm", "headway"), (0.0, 200.0)
+STOCK, ROUTER, OURS = "vllm", "vllm, programs as vllm-router", "headway"
+CONTENDERS = ((STOCK, 0.0), (ROUTER, 0.0), (OURS, 0.0), (STOCK, 200.0), (OURS, 200.0))
 LONGEST_PAUSE_S = 120.0
 LEAST_TURNS, MOST_TURNS = 4, 24
-SEEDS = 3
+FIRST_SEED, SEEDS = 11, 5
+"""Not those on which rules were chosen."""
 SHARE_HELD = 1 / 3
 BEGIN_S = 120.0
 """Programs begin within so many seconds."""
@@ -86,10 +89,12 @@ def programs(data: Path) -> list[list[TraceRequest]]:
     return [turns for turns in [*found, begun] if len(turns) >= LEAST_TURNS]
 
 
-def drawn(known: Sequence[Sequence[TraceRequest]], kv_tokens: int, seed: int) -> list[TraceRequest]:
-    """Programs of those known that together hold as many tokens as three times the KV memory, begun at random."""
+def drawn(
+    known: Sequence[Sequence[TraceRequest]], kv_tokens: int, seed: int, held: float = SHARE_HELD
+) -> list[TraceRequest]:
+    """Programs of those known, begun at random, of whose tokens the KV memory holds the share `held`."""
     rng = Random(seed)
-    left, chosen = kv_tokens / SHARE_HELD, list[int]()
+    left, chosen = kv_tokens / held, list[int]()
     for number in rng.sample(range(len(known)), len(known)):
         left -= known[number][-1].input_tokens
         if left < 0:
@@ -105,12 +110,13 @@ def drawn(known: Sequence[Sequence[TraceRequest]], kv_tokens: int, seed: int) ->
     return sorted(requests, key=lambda request: request.arrival_s)
 
 
-def measured(run: AgentRun, data: Path) -> Summary:
+def measured(run: AgentRun, data: Path, held: float) -> Summary:
     """What a run came to."""
     whole = system()
-    requests = drawn(programs(data), whole.limits.num_blocks * whole.limits.block_size, run.seed)
+    requests = drawn(programs(data), whole.limits.num_blocks * whole.limits.block_size, run.seed, held)
     served = replace(whole, kv_tier=KvTier(gib=run.host_gib) if run.host_gib else None)
-    result = simulate_policy(requests, run.policy, served, max_output_tokens=MACHINE.longest_tokens)
+    policy = behind_program_ttl if run.policy == ROUTER else run.policy
+    result = simulate_policy(requests, policy, served, max_output_tokens=MACHINE.longest_tokens)
     return summarize(result.records, run=run_info(result))
 
 
@@ -132,20 +138,20 @@ def main() -> None:
     parser = command_line(__doc__)
     stream_options(parser, seeds=SEEDS)
     parser.add_argument("--data", type=Path, default=DATA, help="recorded traces")
+    told = "share of the programs' tokens that KV memory holds (default: a third)"
+    parser.add_argument("--held", type=float, default=SHARE_HELD, help=told)
     jobs_option(parser)
     arguments = parser.parse_args()
-    todo = [
-        AgentRun(policy, host_gib, seed)
-        for seed, policy, host_gib in product(range(arguments.seeds), POLICIES, HOST_GIB)
-    ]
-    found = all_done(partial(measured, data=arguments.data), todo, arguments.jobs)
+    seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
+    todo = [AgentRun(*contender, seed) for seed, contender in product(seeds, CONTENDERS)]
+    found = all_done(partial(measured, data=arguments.data, held=arguments.held), todo, arguments.jobs)
     of: dict[str, list[Summary]] = {}
     for run in todo:
         of.setdefault(run.contender, []).append(found[run])
     stock = next(iter(of.values()))
     cells = {contender: cell(each, stock) for contender, each in of.items()}
-    told = {"measured_on": "simulated", "hardware": MACHINE.hardware, "model": MACHINE.model}
-    print(json.dumps({**told, "cells": cells}))
+    measured_on = {"measured_on": "simulated", "hardware": MACHINE.hardware, "model": MACHINE.model}
+    print(json.dumps({**measured_on, "cells": cells}))
 
 
 if __name__ == "__main__":

@@ -61,11 +61,13 @@ def test_a_turn_tells_how_long_its_program_was_away() -> None:
     scene.step({"a": 4}, admitted="a")
     scene.end("a")  # at 1, with 4 prompt tokens and one of the answer
     scene.now_s = 3.5
-    scene.come("b", program="p")
+    scene.come("b", program="p").num_kept_tokens = 4
     scene.come("c", program="q")
     scene.step({"b": 4, "c": 4}, admitted="bc")
     arrived = {id_: scene.beginning(id_) for id_ in "bc"}
-    assert arrived["b"].endswith("; its program p comes back after 2.5 s, left at 5 tokens")
+    assert arrived["b"].endswith(
+        "; its program p comes back after 2.5 s, left at 5 tokens, 4 of them kept for it"
+    )
     assert "program" not in arrived["c"]
 
 

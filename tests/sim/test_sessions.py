@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.policies.presets import build_policy, find_preset
 from headway.results import summarize
 from headway.sim.simulation import System
 from headway.traces import TraceRequest
 from tests.sim.test_shortcut import systems
-from tests.sim.worlds import LIMIT, calibration, limits, request, run
+from tests.sim.worlds import LIMIT, Linear, calibration, limits, request, run
 
 
 def test_a_turn_comes_when_the_answer_has_ended_and_its_tool_has_run() -> None:
@@ -78,3 +80,32 @@ def test_stepping_over_stretches_changes_no_session(
             assert follower.think_s is not None
             assert each.arrival_s == before_s + follower.think_s
         ends[each.program] = each.finished_s
+
+
+@pytest.mark.slow
+def test_a_program_is_kept_where_its_tools_are_fast_and_memory_is_short() -> None:
+    """Three programs of 40 tokens take turns in a memory of 100 tokens; without care each turn computes all again."""
+    turns = [
+        request(
+            f"{program}{turn:02}",
+            0.1 * program + turn,
+            prompt=40,
+            output=2,
+            session=f"{program}",
+            think_s=1.0,
+            prefix_blocks=(program,),
+        )
+        for turn in range(20)
+        for program in range(3)
+    ]
+    small = System(
+        limits=limits(num_blocks=25, max_num_batched_tokens=16),
+        calibration=replace(calibration(Linear(0.1, 0.2)), kv_capacity_tokens=100),
+    )
+    found = {}
+    for keeps in (False, True):
+        row = replace(find_preset("headway"), keeps_programs=keeps)
+        _, result = run(turns, partial(build_policy, row), small)
+        found[keeps] = result.total("cached_tokens"), result.end_s
+    assert found[True][0] > 1.2 * found[False][0]
+    assert found[True][1] < found[False][1]

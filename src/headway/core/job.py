@@ -40,6 +40,8 @@ class Job:
     - `max_output_tokens`: the limit that the client set, never an estimate; `predicted_length` is one. The true length
       is not here.
     - `program`: the agent program (session, conversation) of which the request is a turn; None if not told.
+      `program_began_s` is the arrival of its first turn here, None where that is not followed, and `num_kept_tokens`
+      those of the turn before whose KV was kept until this one came (`KeptPrograms`).
     - `may_move`: the request would be served elsewhere if this instance gave it up. A gateway before several says so.
     - `prefix_blocks` name the leading blocks of the prompt, each for all before it too, where it is known which prompts
       begin alike. Routers look at them, policies at `num_cached_tokens`.
@@ -53,6 +55,8 @@ class Job:
     priority: int = 0
     tenant: str = ""
     program: str | None = None
+    program_began_s: float | None = None
+    num_kept_tokens: int = 0
     predicted_length: LengthEstimate | None = None
     lora_id: int = 0
     may_move: bool = False

@@ -20,6 +20,7 @@ from headway.core.ledger import LEFT_AS, Ledger
 from headway.core.plan import Departure, Fate, StepPlan
 from headway.core.record import Outcome
 from headway.core.view import StepView
+from headway.engine.kv.kept import kept_programs_of
 from headway.engine.kv.transfers import transfers_of
 from headway.engine.lengths.in_engine import engine_lengths_of
 from headway.engine.settings import EngineSettings
@@ -117,6 +118,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self._final_outputs = FinalOutputs()
         self.swaps = self._swaps()
         self.transfers = transfers_of(self, self.admission)
+        self.kept = kept_programs_of(self, self.admission)
 
     def _empty_view(self, settings: EngineSettings, kv_blocks: int) -> StepView:
         """What policies see, with the limits that do not change and no job yet."""
@@ -243,6 +245,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             view.host_free_blocks = self.swaps.copies.host.free_blocks
         if self.transfers is not None:
             self.transfers.look()
+        if self.kept:
+            self.kept.before_step(view)
+            view.free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         return view
 
     def _plan(self, view: StepView) -> StepPlan:
@@ -312,6 +317,8 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         with (
             nullcontext() if self.swaps is None else self.swaps.given_up(returned_too=reset_running_requests)
         ):
+            if self.kept is not None:
+                self.kept.clear()
             reset: bool = super().reset_prefix_cache(reset_running_requests, *args, **kwargs)
         return reset
 
@@ -377,18 +384,25 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         """Called by vLLM exactly once for each request that ends, whatever the reason."""
         if self.swaps is not None:
             delay_free_blocks = False  # blocks that a copy still writes are held by it
+        if self.kept is not None:
+            job, now_s = self.jobs[request.request_id], self.clock()
+            self.kept.ended(job, now_s, finished=self._outcome_of(request) is Outcome.FINISHED)
         freed: tuple[Any, Any] = super()._free_request(request, delay_free_blocks)
         if self.transfers is not None:
             self.transfers.ended(request)
         self._end(request, self.clock())
         return freed
 
+    def _outcome_of(self, request: Request) -> Outcome:
+        return self._ended_as.get(request.request_id) or ENDED_AS[request.status]
+
     def _end(self, request: Request, now_s: float) -> None:
         job = self.jobs.pop(request.request_id)
         unseen = request.num_output_tokens - job.num_output_tokens
         if unseen:
             self.ledger.sampled(job, unseen, now_s)
-        outcome = self._ended_as.pop(job.id, None) or ENDED_AS[request.status]
+        outcome = self._outcome_of(request)
+        self._ended_as.pop(job.id, None)
         if self.lengths is not None:
             self.lengths.ended(job.id, job.num_output_tokens if outcome is Outcome.FINISHED else None)
         self.listeners.ended(job, outcome, now_s)

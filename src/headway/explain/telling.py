@@ -127,8 +127,9 @@ def _back(track: Track) -> str:
     if track.before is None:
         return ""
     pause_s = track.job.arrival_s - track.before.ended_s
-    tokens = track.before.num_tokens
-    return f"; its program {track.job.program} comes back after {pause_s:,.3g} s, left at {tokens:,} tokens"
+    tokens, kept = track.before.num_tokens, track.job.num_kept_tokens
+    left = f"{tokens:,} tokens, {kept:,} of them kept for it" if kept else f"{tokens:,} tokens"
+    return f"; its program {track.job.program} comes back after {pause_s:,.3g} s, left at {left}"
 
 
 def _instant(track: Track, mark: Mark) -> Chapter:

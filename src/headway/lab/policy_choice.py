@@ -167,12 +167,13 @@ def made_of(policy: str, parts: Parts = OWN_PARTS) -> dict[str, dict[str, Any]]:
 
 def _made_of(name: str, row: Preset, parts: Parts) -> dict[str, Any]:
     policy = policy_factory(name, parts, ())(UnknownCost())
+    made_parts = (policy.order, policy.batching, policy.eviction, *policy.leaving, policy.retention)
     made = {
         "order": row.order,
         "batching": row.batching,
         "eviction": row.eviction,
         "leaving": list(row.leaving),
-        "code": code_digest((policy.order, policy.batching, policy.eviction, *policy.leaving))[:_DIGITS],
+        "code": code_digest(filter(None, made_parts))[:_DIGITS],
     }
     packages = sorted(set(_packages(name, row)))
     return made | ({"packages": packages} if packages else {})

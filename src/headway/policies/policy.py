@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from math import isnan
 
 from headway.core.job import Job, JobState
+from headway.core.kept_programs import KeepRule
 from headway.core.plan import Departure, StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import PlanError
@@ -51,6 +52,8 @@ class Policy:
     leaving: tuple[Leaving, ...] = ()
     uses_costs: bool = True
     """Whether a part asks the cost model it was made with; if not, the simulator teaches that nothing of steps."""
+    retention: KeepRule | None = None
+    """What keeps the KV of agent programs between their turns; None: nothing is kept."""
 
     @property
     def serial_copies(self) -> bool:

@@ -11,6 +11,7 @@ from headway.errors import ConfigError
 from headway.policies.order.by_priority import by_priority
 from headway.policies.parts import BUILT_IN, asks_for_costs, build_part, find, known, part_settings
 from headway.policies.policy import Policy
+from headway.policies.retention import Returning
 from headway.setting import Setting
 
 
@@ -26,6 +27,8 @@ class Preset:
     _: KW_ONLY
     summary: str
     source: str
+    keeps_programs: bool = False
+    """Whether KV of agent programs is kept between their turns."""
 
 
 # fmt: off
@@ -98,7 +101,7 @@ _ROWS = (
     Preset("headway", "on-time", "paced", "cheapest:min_residency=4,urgent=true",
            ("at-risk:threshold=0,confidence=0.95",),
            summary="as many on time as can be, then the shortest as predicted, in steps as short as targets ask",
-           source="the four papers in one; adr/0023"),
+           source="the four papers in one; adr/0023", keeps_programs=True),
     Preset("ascendra-lp", "slack", "within-budgets", "recompute", ("at-risk", "expired"),
            summary="low priority: prompts by slack beside the decodes; hands off what would be late; needs targets",
            source="Ascendra (Ikram et al. 2025), LP instances"),
@@ -215,4 +218,5 @@ def build_policy(preset: Preset, cost: CostModel | None = None, *, priority_firs
             f"{preset.batching!r} takes them back; accepted with it: a batching that ranks both, such as paced"
         )
     uses_costs = any(asks_for_costs(type(part)) for part in (order, batching, eviction, *leaving))
-    return Policy(preset.name, order, batching, eviction, leaving, uses_costs)
+    retention = Returning(cost) if preset.keeps_programs else None
+    return Policy(preset.name, order, batching, eviction, leaving, uses_costs, retention)

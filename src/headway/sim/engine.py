@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from headway.core.fill import fill
 from headway.core.host_copies import Copy, Direction
 from headway.core.job import Job, JobState
+from headway.core.kept_programs import KeptPrograms, room_blocks
 from headway.core.ledger import LEFT_AS, Ledger
 from headway.core.plan import Reason, StepOutcome
 from headway.core.plan_check import check_plan
@@ -86,6 +87,7 @@ class SimulatedEngine:
         self.tier = self.host or self.store
         self._kv: KvPool | HostTier | KvStore = self.tier or self.pool
         self._prefixes = self._prefix_watch() if policy.uses_prefixes and limits.prefix_caching else None
+        self.kept = self._kept_programs(limits)
         self._on_end = on_end
         self._on_first_token = on_first_token
         self._waiting_elsewhere = waiting_elsewhere
@@ -142,6 +144,12 @@ class SimulatedEngine:
         stored = None if self.store is None else self.store.finds
         return PrefixWatch(self.pool.finds, self.limits.block_size, self.policy.touch, stored=stored)
 
+    def _kept_programs(self, limits: EngineLimits) -> KeptPrograms | None:
+        rule = self.policy.retention
+        if rule is None or limits.kv_groups or not limits.prefix_caching:
+            return None
+        return KeptPrograms(self.pool, rule, limits.num_blocks)
+
     @property
     def serial_copies(self) -> bool:
         """Whether a step waits for the copies decided with it; a store's go beside the steps."""
@@ -155,6 +163,8 @@ class SimulatedEngine:
         self.expect(job, output_tokens)
         self.ledger.arrive(job)
         self.pool.add(job, shared)
+        if self.kept is not None:
+            self.kept.came(job, now_s)
         if self._prefixes is not None:
             self._prefixes.come(job)
         self.policy.add(job)
@@ -183,6 +193,9 @@ class SimulatedEngine:
     def schedule(self, now_s: float) -> StepOutcome:
         """Plan and fill a step; it is in flight until `update`, unless it has no work."""
         view = self.view(now_s)
+        if self.kept:
+            self.kept.before_step(view)
+            view.free_blocks = self.pool.free_blocks
         plan = self.policy.plan(view)
         check_plan(plan, view, self.ledger)
         for job, departure in plan.leave.items():
@@ -201,6 +214,9 @@ class SimulatedEngine:
         if self._prefixes is not None:
             self._prefixes.follow(outcome)
         self.policy.observe(outcome)
+        if self.kept:
+            for job in outcome.admitted:
+                self.kept.started(job)
         if outcome.tokens:
             self._flights.append(flight)
         if outcome.tokens or outcome.preempted or outcome.admitted:
@@ -349,6 +365,8 @@ class SimulatedEngine:
         self.policy.end(job, finished=outcome is Outcome.FINISHED)
         if self._prefixes is not None:
             self._prefixes.end(job)
+        if self.kept is not None:
+            self.kept.ended(job, now_s, finished=outcome is Outcome.FINISHED)
         self._kv.forget(job)
         self._fresh(job)
         del self._output_tokens[job]
@@ -402,9 +420,13 @@ class SimulatedEngine:
         """
         if self.steady is None or (self.tier is not None and self.tier.busy):
             return 0
-        lengths = self._output_tokens
-        left = self.pool.steady_tokens(len(self.ledger.residents))
-        for job in self.ledger.residents:
+        lengths, residents = self._output_tokens, self.ledger.residents
+        left = self.pool.steady_tokens(len(residents))
+        if self.kept:
+            # While others wait, what is let go of may start them; and no more is let go of than residents need.
+            spare_blocks = 0 if self.ledger.waiting else self.pool.free_blocks - room_blocks(self._view)
+            left = min(left, spare_blocks // len(residents) * self.limits.block_size)
+        for job in residents:
             if job.first_token_s is None:
                 return 0
             left = min(left, lengths[job] - job.num_output_tokens)

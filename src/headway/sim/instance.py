@@ -191,6 +191,8 @@ class Instance:
             self._wake(now_s)
             return
         change_s = self.engine.policy.next_change_s(self.engine.view(now_s))
+        if self.engine.kept is not None:
+            change_s = min(change_s, self.engine.kept.next_s)
         if change_s < inf:
             self._wake(nextafter(change_s, inf) if change_s >= now_s else now_s + SPIN_S)
 

@@ -74,6 +74,7 @@ class KvPool:
         self._cache_from_tokens = block_size if prefix_caching else maxsize
         self._looked_up: tuple[Job | None, list[int]] = (None, [])
         self._pins: Counter[int] = Counter()
+        self._kept: Counter[int] = Counter()
         self._unfinished: dict[Job, None] = {}
 
     # ---- requests come and go ----------------------------------------------------------------------
@@ -278,6 +279,21 @@ class KvPool:
                 del self._pins[block]
         self._let_go(blocks)
 
+    def keep(self, job: Job) -> Sequence[int]:
+        """Keep those of a resident's blocks that others can find, and return them."""
+        table = self._tables[job]
+        blocks = table.blocks[: table.num_cached]
+        for block in blocks:
+            self._references[block] += 1
+        self._kept.update(blocks)
+        return blocks
+
+    def let_go(self, blocks: Sequence[int]) -> None:
+        """Keep blocks no longer; those without a holder are free, as if they had been until now."""
+        self._kept.subtract(blocks)
+        self._kept += Counter()
+        self._let_go(blocks)
+
     # ---- blocks ------------------------------------------------------------------------------------
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -368,7 +384,7 @@ class KvPool:
     def check(self, residents: Sequence[Job]) -> None:
         """Assert that every block is free or held, counted once for each holder or copy; O(blocks)."""
         held = [0] * self.num_blocks
-        for block, copies in self._pins.items():
+        for block, copies in (self._pins + self._kept).items():
             held[block] = copies
         for job, table in self._tables.items():
             assert bool(table.blocks) <= (job in residents), f"{job!r} holds blocks and is not resident"

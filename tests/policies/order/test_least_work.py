@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 
@@ -150,3 +152,11 @@ def test_a_load_holds_memory_while_it_lasts() -> None:
     order.add(cached)
     # 180 s with 0.4 of the memory.
     assert order.work.of(loaded) - order.work.of(cached) == pytest.approx(180 * 0.4)
+
+
+def test_the_program_under_way_for_longer_comes_first() -> None:
+    for began_s, first in ((None, "new"), (10.0, "old")):
+        order = LeastWork()
+        order.add(replace(make_job("new", prompt=8), arrival_s=99.0))
+        order.add(replace(make_job("old", prompt=8), arrival_s=100.0, program="p", program_began_s=began_s))
+        assert order.top(1, 100.0)[0].id == first

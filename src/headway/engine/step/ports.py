@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from headway.core.host_copies import HostCopies
 from headway.core.job import Job
+from headway.core.kept_programs import KeptPrograms
 from headway.core.ledger import Ledger
 from headway.core.plan import Fate
 from headway.core.view import StepView
@@ -148,6 +149,11 @@ class StepPort(VllmScheduler, Protocol):
     @property
     def transfers(self) -> Loads | None:
         """KV that another package's connector moves; None without one."""
+        ...
+
+    @property
+    def kept(self) -> KeptPrograms | None:
+        """KV kept for agent programs; None where none is."""
         ...
 
     def _preempt_request(

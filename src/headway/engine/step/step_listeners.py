@@ -30,6 +30,8 @@ class StepListeners:
     def arrived(self, job: Job, now_s: float) -> None:
         """A job has come, and waits."""
         self._engine.ledger.arrive(job)
+        if self._engine.kept is not None:
+            self._engine.kept.came(job, now_s)
         if self.prefixes is not None:
             self.prefixes.come(job)
         if self.explainer is not None:
@@ -51,6 +53,9 @@ class StepListeners:
         """Jobs were moved, in a step or between two."""
         engine = self._engine
         engine.ledger.apply(outcome)
+        if engine.kept:
+            for job in outcome.admitted:
+                engine.kept.started(job)
         if self.explainer is not None:
             self.explainer.stepped(engine.view, outcome)
         if self.prefixes is not None:

@@ -7,6 +7,7 @@ from math import inf
 
 from headway.core.cost import CostModel
 from headway.core.job import Job, is_decode
+from headway.core.kept_programs import GONE_S, began_s
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.policies.order.predicted_remaining import DEFAULT_TAIL, PredictedRemaining
@@ -26,6 +27,10 @@ class LeastWork(PredictedRemaining):
     several tenants, the tenant that has had least service comes first (`TenantShares`), and its jobs by least work. No
     job is overtaken for ever, as in `predicted-remaining`. Costs: as there; with several tenants O(k log k) for the
     top k.
+
+    Of agent programs the one under way for longer comes first, by up to GONE_S, where it is known since when they are.
+    So KV memory serves few of them at a time. A job is passed only by jobs that come that much later than it otherwise
+    would.
     """
 
     uses_prefixes = True
@@ -66,6 +71,11 @@ class LeastWork(PredictedRemaining):
                 self._count(live)
         self.shares.come(job.tenant)
         self._counted_tokens[job] = job.num_output_tokens
+
+    def key(self, job: Job) -> Key:
+        """As `predicted-remaining`; a turn of an agent program counts as if it had come with the first."""
+        first, *ties = super().key(job)
+        return (first - min(GONE_S, job.arrival_s - began_s(job)), *ties)
 
     def touch(self, job: Job) -> None:
         """Take a job's key anew, and count what it has brought."""

@@ -1,0 +1,175 @@
+"""KV blocks of agent programs that stay on the device while their tools run."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Protocol
+
+from headway.core.job import Job, JobState
+from headway.core.view import StepView
+
+Program = tuple[str, str]
+"""A tenant, and the name of one of its programs."""
+
+GONE_S = 600.0
+"""A program of which nothing came for so long is over; a turn of its name begins another."""
+PATIENCE_S = 120.0
+_MOST_PROGRAMS = 10_000
+
+
+def program_of(job: Job) -> Program | None:
+    """The program of which a job is a turn, if that is known."""
+    return None if job.program is None else (job.tenant, job.program)
+
+
+class KeptBlocks(Protocol):
+    """Device memory whose blocks can be kept from others though no request holds them."""
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be allocated now."""
+        ...
+
+    def keep(self, job: Job) -> Sequence[int]:
+        """Keep those of a resident's blocks that others can find, and return them."""
+        ...
+
+    def let_go(self, blocks: Sequence[int]) -> None:
+        """Keep them no longer; those that no request holds are free."""
+        ...
+
+
+class KeepRule(Protocol):
+    """Decides how long a program's blocks are kept."""
+
+    share: float
+    """The most of all blocks (0 to 1) that are kept."""
+
+    def came(self, program: Program, now_s: float) -> None:
+        """A turn of a program has come."""
+        ...
+
+    def keep_s(self, program: Program, num_tokens: int, now_s: float) -> float:
+        """Seconds for which `num_tokens` of KV of a program whose turn has ended are kept; 0: let go."""
+        ...
+
+
+@dataclass(slots=True)
+class _Kept:
+    blocks: Sequence[int]
+    num_tokens: int
+    until_s: float
+    began_s: float
+
+
+class KeptPrograms:
+    """Knows since when programs are under way, and keeps their blocks between turns within the share of `rule`.
+
+    Blocks are kept from the end of a turn until the next has started, or until their time is up. Residents always get
+    what their next step may take: those go first whose time is up first, those of turns that wait already last. No job
+    waits for kept blocks for longer than PATIENCE_S, or while nothing runs. Costs: O(kept programs) a step while there
+    are some, and O(blocks of a program) a turn.
+    """
+
+    def __init__(self, blocks: KeptBlocks, rule: KeepRule, num_blocks: int) -> None:
+        self._blocks = blocks
+        self._rule = rule
+        self._most_blocks = int(rule.share * num_blocks)
+        self._under_way: OrderedDict[Program, tuple[float, float]] = OrderedDict()
+        self._kept: dict[Program, _Kept] = {}
+        self.num_blocks = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._kept)
+
+    @property
+    def next_s(self) -> float:
+        """When the next program's time is up; inf if none is kept, or all of them wait."""
+        return min((kept.until_s for kept in self._kept.values()), default=inf)
+
+    def came(self, job: Job, now_s: float) -> None:
+        """A turn has come: it is told when its program began, and what is kept of that stays until it starts."""
+        program = program_of(job)
+        if program is None:
+            return
+        began_s, last_s = self._under_way.pop(program, (job.arrival_s, job.arrival_s))
+        job.program_began_s = began_s if job.arrival_s - last_s <= GONE_S else job.arrival_s
+        self._under_way[program] = (job.program_began_s, job.arrival_s)
+        if len(self._under_way) > _MOST_PROGRAMS:
+            self._under_way.popitem(last=False)
+        self._rule.came(program, now_s)
+        if (kept := self._kept.get(program)) is not None:
+            kept.until_s, job.num_kept_tokens = inf, kept.num_tokens
+
+    def started(self, job: Job) -> None:
+        """A turn holds its blocks itself now, or will never."""
+        program = program_of(job)
+        if program in self._kept:
+            self._drop(program)
+
+    def ended(self, job: Job, now_s: float, *, finished: bool) -> None:
+        """A turn ends, and has its blocks still if it is resident; `finished`: its program may go on from here."""
+        program = program_of(job)
+        if program is None:
+            return
+        self.started(job)
+        if not finished or job.state is not JobState.RESIDENT:
+            return
+        seconds = self._rule.keep_s(program, job.num_computed_tokens, now_s)
+        if not seconds:
+            return
+        blocks = self._blocks.keep(job)
+        self._kept[program] = _Kept(blocks, job.num_computed_tokens, now_s + seconds, began_s(job))
+        self.num_blocks += len(blocks)
+        while self.num_blocks > self._most_blocks:
+            self._drop(self._first_to_go())
+
+    def before_step(self, view: StepView) -> None:
+        """Let residents have what any step may take; and the job that waits longest, if none runs or it waits long."""
+        self._make_room(view.now_s, room_blocks(view))
+        if view.swapped and not view.residents:
+            self.clear()
+        first = next(iter(view.waiting), None) if self._kept else None
+        if first is not None and (not view.residents or view.now_s - first.arrival_s > PATIENCE_S):
+            self._give_way(first, view.missing_blocks(first))
+
+    def clear(self) -> None:
+        """Let go of all."""
+        for program in list(self._kept):
+            self._drop(program)
+
+    def _make_room(self, now_s: float, num_blocks: int) -> None:
+        """Let go of programs whose time is up, and of more until so many blocks are free."""
+        while self._kept:
+            program = self._first_to_go()
+            if self._kept[program].until_s >= now_s and self._blocks.free_blocks >= num_blocks:
+                return
+            self._drop(program)
+
+    def _give_way(self, job: Job, num_blocks: int) -> None:
+        """Let go of other programs, the one that began last first, until a job has the blocks that it lacks."""
+        enough, own = self._blocks.free_blocks + num_blocks, program_of(job)
+        others = sorted(self._kept.keys() - {own}, key=lambda program: self._kept[program].began_s)
+        while others and self._blocks.free_blocks < enough:
+            self._drop(others.pop())
+
+    def _first_to_go(self) -> Program:
+        return min(self._kept, key=lambda program: self._kept[program].until_s)
+
+    def _drop(self, program: Program) -> None:
+        kept = self._kept.pop(program)
+        self.num_blocks -= len(kept.blocks)
+        self._blocks.let_go(kept.blocks)
+
+
+def began_s(job: Job) -> float:
+    """When a job's program began, as far as is known: at the latest when the job came."""
+    return job.arrival_s if job.program_began_s is None else job.program_began_s
+
+
+def room_blocks(view: StepView) -> int:
+    """Blocks that any step of the residents fits into."""
+    return len(view.residents) + view.max_tokens // view.block_size

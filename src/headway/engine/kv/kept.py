@@ -1,0 +1,44 @@
+"""Blocks of vLLM's pool that stay for agent programs while their tools run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headway.core.job import Job
+from headway.core.kept_programs import KeptPrograms
+from headway.engine.step.admission import Admission
+from headway.engine.step.context import StepPort
+
+
+class KeptVllmBlocks:
+    """vLLM's block pool as `KeptPrograms` needs it: a reference keeps a block from other requests, as a hit does."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._pool = manager.block_pool
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that can be allocated now."""
+        free: int = self._pool.get_num_free_blocks()
+        return free
+
+    def keep(self, job: Job) -> Sequence[int]:
+        """Hold a reference to those of a request's blocks that others can find."""
+        blocks = [self._pool.blocks[block] for block in self._manager.get_block_ids(job.id)[0]]
+        found = [block for block in blocks if block.block_hash is not None]
+        self._pool.touch(found)
+        return [block.block_id for block in found]
+
+    def let_go(self, blocks: Sequence[int]) -> None:
+        """Give the references back, as vLLM does: the last block is taken first."""
+        self._pool.free_blocks([self._pool.blocks[block] for block in reversed(blocks)])
+
+
+def kept_programs_of(engine: StepPort, admission: Admission) -> KeptPrograms | None:
+    """What is kept for programs; None where the policy keeps nothing, or no single block stands for all before it."""
+    manager, rule = engine.kv_cache_manager, engine.guard.policy.retention
+    if rule is None or not (manager.enable_caching and admission.one_block_for_all_layers):
+        return None
+    return KeptPrograms(KeptVllmBlocks(manager), rule, engine.view.total_blocks)

@@ -1,0 +1,71 @@
+"""Blocks that vLLM's pool keeps for agent programs, over its real scheduler and KV manager."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from headway.core.kept_programs import KeptPrograms, Program
+from headway.engine.kv.kept import KeptVllmBlocks
+from headway.engine.model_free import replay
+from tests.engine.scripts import NUM_BLOCKS, HearingEngine, scheduler, stream
+
+pytestmark = pytest.mark.vllm
+
+
+class ForLong:
+    """Keeps every program for longer than the test lasts."""
+
+    share = 0.8
+
+    def __init__(self) -> None:
+        self.kept: Counter[Program] = Counter()
+
+    def came(self, program: Program, now_s: float) -> None:
+        pass
+
+    def keep_s(self, program: Program, num_tokens: int, now_s: float) -> float:
+        self.kept[program] += 1
+        return 1e6
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_programs_keep_blocks_and_every_request_is_served(asynchronous: bool) -> None:
+    built = scheduler(asynchronous=asynchronous, prefix_caching=True, policy="headway")
+    rule = ForLong()
+    manager = built.kv_cache_manager
+    free = manager.block_pool.get_num_free_blocks()
+    kept = built.kept = KeptPrograms(KeptVllmBlocks(manager), rule, NUM_BLOCKS)
+    script = [
+        replace(each, extra_args={"headway_program": f"p{number % 4}"}) if number % 5 else each
+        for number, each in enumerate(stream(40))
+    ]
+    engine = HearingEngine(built)
+    most = 0
+    for _ in replay(engine, script, 5_000):
+        most = max(most, kept.num_blocks)
+    assert len(engine.endings()) == len(script)
+    assert built.counters.differences["unexplained"] == 0
+    assert rule.kept.total() == sum(number % 5 > 0 for number in range(40))
+    assert 0 < most <= 0.8 * NUM_BLOCKS
+    kept.clear()
+    assert manager.block_pool.get_num_free_blocks() == free
+
+
+def test_nothing_is_kept_where_nothing_can_be_found() -> None:
+    assert scheduler(prefix_caching=False, policy="headway").kept is None
+    assert scheduler(prefix_caching=True, policy="vllm").kept is None
+    assert scheduler(prefix_caching=True, policy="headway").kept is not None
+
+
+def test_a_reset_of_the_prefix_cache_lets_go() -> None:
+    built = scheduler(prefix_caching=True, policy="headway")
+    kept = built.kept = KeptPrograms(KeptVllmBlocks(built.kv_cache_manager), ForLong(), NUM_BLOCKS)
+    script = [replace(each, extra_args={"headway_program": "p"}) for each in stream(3)]
+    for _ in replay(HearingEngine(built), script, 5_000):
+        pass
+    assert kept
+    assert built.reset_prefix_cache()
+    assert not kept
