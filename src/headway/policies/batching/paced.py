@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
@@ -103,8 +103,13 @@ def _due(view: StepView, plan: StepPlan, order: Order, begun: Sequence[Job]) -> 
     """Of the prompts that have begun or have room those whose first token is due, in turn."""
     if not knows_late(order) or not (begun or plan.admit):
         return {}
-    with_room = (job for jobs in (lambda: begun, lambda: starting(view, plan)) for job in jobs())
-    return dict.fromkeys(order.due_first_tokens(with_room, view.now_s))
+    return dict.fromkeys(order.due_first_tokens(_with_room_now(view, plan, begun), view.now_s))
+
+
+def _with_room_now(view: StepView, plan: StepPlan, begun: Sequence[Job]) -> Iterator[Job]:
+    """The prompts of a step; newcomers are looked for when they are asked for."""
+    yield from begun
+    yield from starting(view, plan)
 
 
 def _starting(view: StepView, plan: StepPlan) -> list[Job]:

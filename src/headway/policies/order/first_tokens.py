@@ -39,7 +39,7 @@ class FirstTokens:
         self._due_s.pop(job, None)
 
     def overdue(self, jobs: Iterable[Job], now_s: float) -> list[Job]:
-        """Those of the jobs whose first token is due, the first due first. O(jobs)."""
+        """The jobs whose first token is due, the first due first. O(jobs)."""
         due_s = self._due_s
         found = [
             (due, job.arrival_s, job.id, job)
