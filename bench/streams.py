@@ -114,15 +114,16 @@ def lessons() -> Mapping[str, tuple[int, int]]:
     }
 
 
-def untaught_stream(rate_rps: float, seconds: float, seed: int) -> list[TraceRequest]:
-    """About so many seconds of tasks that taught no predictor; a Poisson process thinned is one still."""
-    count = min(len(demo_rows()), 2 * max(8, round(rate_rps * seconds)))
-    drawn = demo_requests(count, 2 * rate_rps, seed)
-    return [
-        replace(request, max_output_tokens=MAX_OUTPUT_TOKENS)
-        for request in drawn
-        if request.prompt not in lessons()
-    ]
+def untaught_stream(rate_rps: float, count: int, seed: int) -> list[TraceRequest]:
+    """The first `count` tasks of a stream that taught no predictor; a Poisson process thinned is one still.
+
+    Raises ConfigError for more than there are packaged.
+    """
+    drawn = demo_requests(len(demo_rows()), 2 * rate_rps, seed)
+    untaught = [request for request in drawn if request.prompt not in lessons()]
+    if count > len(untaught):
+        raise ConfigError(f"a stream of {count} tasks; accepted: up to {len(untaught)}, which are packaged")
+    return [replace(request, max_output_tokens=MAX_OUTPUT_TOKENS) for request in untaught[:count]]
 
 
 @dataclass(slots=True)

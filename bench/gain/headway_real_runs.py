@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from typing import Any
 
@@ -52,14 +52,14 @@ from headway.traces import TraceRequest, at_once
 SLOTS = 64
 """Requests an engine holds at once: the most seats of stock, and Headway's worker slots for those that pause."""
 BLOCK_TOKENS = 32
-WARM_REQUESTS, WARM_SEED = 30, 97
+WARM_REQUESTS, WARM_RPS, WARM_SEED = 30, 30.0, 97
 _GOVERNOR = ("planned_steps", "distrusting_steps", "untimed_steps", "policy_faults")
 """The counters that say what a governor did."""
 
 
 def warm_up() -> list[TraceRequest]:
     """What an engine serves before it counts as started."""
-    return untaught_stream(WARM_REQUESTS, 1.0, WARM_SEED)
+    return untaught_stream(WARM_RPS, WARM_REQUESTS, WARM_SEED)
 
 
 def memory(kv_blocks: int, host_gib: float = 0.0) -> EngineSpec:
@@ -118,7 +118,7 @@ class Plan:
     """All that decides what is run; what was measured so far is in `out`."""
 
     out: Path
-    seconds: float
+    requests_a_cell: int
     seeds: int
     loads: Sequence[float]
     kinds: Sequence[str]
@@ -126,10 +126,15 @@ class Plan:
     policy: str
     engine: EngineSpec
 
+    @property
+    def requests_a_stream(self) -> int:
+        """Of the requests of a cell, those of each of its streams."""
+        return ceil(self.requests_a_cell / self.seeds)
+
     def open(self) -> None:
         """Make the folder, or go on with it. Raises ConfigError if it holds runs of another kind."""
         asked = {
-            "seconds": self.seconds,
+            "requests_a_stream": self.requests_a_stream,
             "kv_blocks": self.engine.kv_blocks,
             "host_gib": self.engine.host_gib,
         }
@@ -147,7 +152,7 @@ class Plan:
 
     def stream(self, kind: str, load: float, seed: int) -> list[TraceRequest]:
         """The requests of a kind of clients: the same for every system, and but for the targets for every kind."""
-        drawn = untaught_stream(load * self.prepared.capacity_rps, self.seconds, seed)
+        drawn = untaught_stream(load * self.prepared.capacity_rps, self.requests_a_stream, seed)
         return asked_by(drawn, kind, self.targets, seed)
 
     def requests(self, run: Run) -> list[TraceRequest]:
@@ -215,7 +220,7 @@ class Plan:
 
 def capacity_burst() -> list[TraceRequest]:
     """Requests that are all there at once: what an engine gets through of them is its capacity."""
-    return at_once(untaught_stream(50.0, CAPACITY_REQUESTS / 50, CAPACITY_SEED))
+    return at_once(untaught_stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED))
 
 
 def best_seats(swept: dict[int, Summary], metric: str) -> int:
@@ -250,7 +255,7 @@ def stock_name(seats: int) -> str:
 
 # ---- on the real engine ------------------------------------------------------------------------------
 
-LIGHT_LOAD = 0.2
+LIGHT_LOAD, LIGHT_REQUESTS = 0.2, 200
 CAPACITY_SEATS = (16, 32, 64)
 """With the most of them memory is so short that some is computed twice; capacity is the best of these."""
 LIGHT_SEED = 98
@@ -263,7 +268,7 @@ def prepare(plan: Plan) -> Measured:
             (throughput_rps(engine, WallTime(), seats=seats), seats) for seats in CAPACITY_SEATS
         )
         say(f"capacity: {found_rps:.1f} requests a second, at {capacity_seats} seats")
-        light = untaught_stream(LIGHT_LOAD * found_rps, plan.seconds, LIGHT_SEED)
+        light = untaught_stream(LIGHT_LOAD * found_rps, LIGHT_REQUESTS, LIGHT_SEED)
         STOCK.put_in(engine, SLOTS)
         served, sizes = serve(engine, light, LIGHT_SEED, own_stops=True), engine.sizes
         return Measured(

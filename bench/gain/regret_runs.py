@@ -24,6 +24,7 @@ from bench.gain.regret_workloads import (
     known_workloads,
     with_classes,
 )
+from headway.core.batch_shape import BatchShape
 from headway.core.cost import UnknownCost
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
@@ -34,6 +35,7 @@ from headway.lab.simulation import simulate_policy
 from headway.policies.presets import POOLED, Preset, find_preset, known_presets
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR
 from headway.predict.lengths.choice import NONE as NO_PREDICTOR
+from headway.predict.steps.calibration import StepSeconds
 from headway.results.metrics import ends, jct_s, met_targets, ttft_s
 from headway.sim.killed_steps import KILLING_ROWS
 from headway.sim.simulation import PolicyFactory
@@ -63,7 +65,7 @@ ABLATIONS: dict[str, tuple[str, Parts]] = {
     "headway-no-pacing": (SUBJECT, Parts(batching="top-jobs")),
     "headway-long-steps": (SUBJECT, Parts(batching="paced:short_steps=false")),
     "headway-no-saving": (SUBJECT, Parts(batching="paced:saving=false")),
-    "headway-no-targets": (SUBJECT, Parts(order="least-work", batching="top-jobs", leaving=())),
+    "headway-no-targets": (SUBJECT, Parts(order="least-work", batching="top-jobs")),
     "headway-no-lengths": (SUBJECT, Parts(order="on-time:least_tau=1")),
     "headway-no-swap": (SUBJECT, Parts(eviction="recompute")),
 }
@@ -262,13 +264,15 @@ class RegretResult:
     """What a run came to, over the requests that came after the warm-up.
 
     `goodput` is by set of targets, of those the run counts for; `mean_jct_s` is None where some did not finish.
-    The 99th percentiles are of those that finished, and got a first token. `cpu_s` is what it took to simulate.
+    The 99th percentiles are of those that finished, and got a first token. `worst_slowdown` is the largest JCT in times
+    of `alone_s`. `cpu_s` is what it took to simulate.
     """
 
     goodput: dict[str, float]
     mean_jct_s: float | None
     p99_jct_s: float | None
     p99_ttft_s: float | None
+    worst_slowdown: float | None
     requests: int
     preemptions: int
     end_s: float
@@ -337,6 +341,7 @@ def measure(run: RegretRun) -> RegretResult:
         mean_jct_s=mean_jct_s(measured),
         p99_jct_s=_p99(map(jct_s, measured)),
         p99_ttft_s=_p99(map(ttft_s, measured)),
+        worst_slowdown=worst_slowdown(measured, run.served.machine.system().calibration.step),
         requests=len(measured),
         preemptions=sum(record.preemptions for record in result.records),
         end_s=result.end_s,
@@ -371,6 +376,22 @@ def mean_jct_s(measured: Sequence[Record]) -> float | None:
     if not measured or any(record.outcome is not Outcome.FINISHED for record in measured):
         return None
     return mean(jcts_s(measured))
+
+
+def worst_slowdown(measured: Sequence[Record], steps: StepSeconds) -> float | None:
+    """The largest completion time of a request in times of what it takes alone; None where none finished."""
+    return max(
+        (took_s / alone_s(record, steps) for record in measured if (took_s := jct_s(record)) is not None),
+        default=None,
+    )
+
+
+def alone_s(record: Record, steps: StepSeconds) -> float:
+    """What a request takes in an idle engine: its prompt in one step, and a step for each further token."""
+    prompt, decode = BatchShape(), BatchShape()
+    prompt.add(record.prompt_tokens, 0)
+    decode.add(1, record.prompt_tokens + record.output_tokens // 2)
+    return steps.step_s(prompt) + max(0, record.output_tokens - 1) * steps.step_s(decode)
 
 
 def _p99(times_s: Iterable[float | None]) -> float | None:

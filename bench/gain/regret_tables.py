@@ -6,21 +6,21 @@ import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
-from math import sqrt
+from math import exp, log, sqrt
 from typing import Any
 
 from scipy.special import stdtrit
 
 from bench.gain.regret_runs import LOADS, STOCK, Cell, clairvoyants
 from bench.gain.regret_workloads import CLASSES, NONE
-from headway.statistics import deviation, mean, mean_of_all, median, rank
+from headway.statistics import deviation, mean, mean_of_all, mean_of_known, median, rank
 
 SATURATED, LOW = 1.2, 0.5
 """Loads at which gains over `vllm`, and losses to it, are told."""
 LEAST_GOODPUT = 0.001
 """In a ratio, a goodput of less counts as this much."""
 DIGITS = 4
-TAILS = ("p99_jct_s", "p99_ttft_s")
+TAILS = ("p99_jct_s", "p99_ttft_s", "worst_slowdown")
 """Told of every contender beside the metric of a cell."""
 
 AIMS = {
@@ -190,13 +190,57 @@ _HEADS = {NONE: "no targets: mean JCT (s)", "one": "one class: goodput", "two": 
 
 
 def tables(subject: str, rows: Sequence[Row]) -> str:
-    """For each machine what is lost at each load, and every cell; `rows` are those of `summary`."""
+    """All contenders, then for each machine what is lost at each load, and every cell; `rows`: those of `summary`."""
     machines = dict.fromkeys(_place(row)[1] for row in rows)
-    parts = []
+    parts = ["\n".join(league(rows))]
     for machine in machines:
         of_it = [row for row in rows if _place(row)[1] == machine]
         parts += [f"`{machine}`", "\n".join(by_load(of_it)), "\n".join(by_cell(subject, of_it))]
     return "\n\n".join(parts)
+
+
+def league(rows: Sequence[Row]) -> Iterator[str]:
+    """A line for each contender, the least mean JCT first: times of stock's without targets, goodput with; by load.
+
+    Times are geometric means over the cells in which both have a value, goodputs the mean over the contender's cells.
+    """
+    loads = [load for load in LOADS if any(_load(row) == load for row in rows)]
+    free = [row for row in rows if row["metric"] == "mean_jct_s"]
+    asked = [row for row in rows if row["metric"] == "goodput"]
+    names = list(dict.fromkeys(name for row in rows for name in row["by_contender"]))
+    figures = ("by_contender", *TAILS)
+    yield (
+        f"| policy; loads {', '.join(f'{load:g}' for load in loads)} | mean JCT | p99 JCT | p99 first token "
+        "| worst slowdown | goodput |"
+    )
+    yield "|---|---|---|---|---|---|"
+    for name in sorted(names, key=lambda each: _times_stock(free, each, figures[0]) or float("inf")):
+        times = [
+            " / ".join(_shown(_times_stock(_at(free, load), name, key)) for load in loads) for key in figures
+        ]
+        goodputs = [
+            mean_of_known(row["by_contender"].get(name) for row in _at(asked, load)) for load in loads
+        ]
+        yield f"| `{name}` | {' | '.join(times)} | {' / '.join(map(_shown, goodputs))} |"
+
+
+def _times_stock(rows: Sequence[Row], name: str, key: str) -> float | None:
+    """A figure of a contender in times of stock's: the geometric mean over cells; None where no cell has both."""
+    pairs = [(row[key].get(name), row[key].get(STOCK)) for row in rows if key in row]
+    logs = [log(own / stock) for own, stock in pairs if own and stock]
+    return exp(mean(logs)) if logs else None
+
+
+def _at(rows: Sequence[Row], load: float) -> list[Row]:
+    return [row for row in rows if _load(row) == load]
+
+
+def _load(row: Row) -> float:
+    return float(_place(row)[2])
+
+
+def _shown(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f}"
 
 
 def by_load(rows: Sequence[Row]) -> Iterator[str]:

@@ -106,8 +106,8 @@ def test_what_to_do_with_late_requests_is_said_once_to_an_instance_that_is_start
     [
         (
             "--hand-off-threshold",
-            {"ascendra", "ascendra-lp", "headway"},
-            {"ascendra-hp", "ascendra-lp-no-hand-off"},
+            {"ascendra", "ascendra-lp"},
+            {"ascendra-hp", "ascendra-lp-no-hand-off", "headway"},
         ),
         ("--lp-tokens", {"ascendra", "ascendra-lp", "ascendra-lp-no-hand-off"}, {"ascendra-hp", "headway"}),
         ("--hp-tokens", {"ascendra", "ascendra-hp", "ascendra-lp"}, {"headway", "ascendra-lp-no-hand-off"}),
@@ -151,10 +151,8 @@ def test_a_number_beside_the_part_it_is_of_is_refused(refused: Refused) -> None:
     )
 
 
-def test_settings_of_a_part_that_were_there_stay() -> None:
-    assert PoolSettings(hand_off_threshold=0.1).leaving("headway") == (
-        "at-risk:threshold=0.1,confidence=0.95",
-    )
+def test_settings_are_of_the_parts_that_have_them() -> None:
+    assert PoolSettings(hand_off_threshold=0.1).leaving("ascendra-lp") == ("at-risk:threshold=0.1", "expired")
     assert PoolSettings(hand_off_threshold=0.1).leaving("vllm") is None
     assert PoolSettings(lp_tokens=512).preset("ascendra-lp").batching == "within-budgets:token_budget=512"
     assert PoolSettings(lp_tokens=512).preset("vllm").batching == "decode-first"

@@ -30,6 +30,7 @@ SWAPPING = (
     "vllm-s",
     "vllm-s-fallback",
     "adaptivellm-plus",
+    "headway",
     "fastserve",
     "fastserve-v3",
     "fastserve-artifact",

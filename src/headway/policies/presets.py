@@ -99,7 +99,6 @@ _ROWS = (
            summary="by arrival, the shorter its prompt the more moved up, by a bounded time; without predictions",
            source="UniBoost (Li et al., ICML 2026), one gamma"),
     Preset("headway", "on-time", "paced", "cheapest:min_residency=4,urgent=true",
-           ("at-risk:threshold=0,confidence=0.95",),
            summary="as many on time as can be, then the shortest as predicted, in steps as short as targets ask",
            source="the four papers in one; adr/0023", keeps_programs=True),
     Preset("ascendra-lp", "slack", "within-budgets", "recompute", ("at-risk", "expired"),

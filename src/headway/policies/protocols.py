@@ -208,6 +208,9 @@ class KnowsLate(Order, Protocol):
     def that_can_wait(self, jobs: Iterable[Job], now_s: float) -> Collection[Job]:
         """The jobs that are in time whatever happens to them in the next minutes."""
 
+    def due_first_tokens(self, jobs: Iterable[Job], now_s: float) -> list[Job]:
+        """The prompts without a target that are computed before all others now, since their first token is due."""
+
     def overdue(self, now_s: float) -> list[Job]:
         """The jobs that rank before those in time, since they have waited too long."""
 

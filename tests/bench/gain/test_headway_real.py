@@ -86,15 +86,21 @@ def light() -> Summary:
 
 
 def test_a_stream_has_nothing_that_the_predictor_was_taught_with() -> None:
-    requests = untaught_stream(20.0, 3.0, seed=1)
-    assert requests == untaught_stream(20.0, 3.0, seed=1) != untaught_stream(20.0, 3.0, seed=2)
+    requests = untaught_stream(20.0, 60, seed=1)
+    assert requests == untaught_stream(20.0, 60, seed=1) != untaught_stream(20.0, 60, seed=2)
+    assert requests == untaught_stream(20.0, 90, seed=1)[:60]
     assert not {request.prompt for request in requests} & set(lessons())
-    # Half of 2 x 20 x 3 tasks drawn, give or take three deviations.
-    assert 60 - 17 <= len(requests) <= 60 + 17
+    # Sixty arrivals at 20 a second, give or take three deviations.
+    assert 3.0 - 1.2 <= requests[-1].arrival_s <= 3.0 + 1.2
+
+
+def test_a_stream_of_more_than_there_is_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a stream of 12001 tasks; accepted: up to "):
+        untaught_stream(20.0, 12_001, seed=1)
 
 
 def test_who_was_given_up_is_not_answered() -> None:
-    requests = untaught_stream(20.0, 1.0, seed=1)[:2]
+    requests = untaught_stream(20.0, 2, seed=1)
     served = [ServedRequest(0, 5, 0.0, 0.5, 1.0), ServedRequest(1, 0, 0.2, None, 0.7, "headway:shed")]
     first, second = records(requests, served)
     assert (first.outcome, first.output_tokens, first.finished_s) == (Outcome.FINISHED, 5, 1.0)
@@ -117,7 +123,7 @@ def plan(tmp_path: Path) -> Plan:
     )
     made = Plan(
         out=tmp_path,
-        seconds=4.0,
+        requests_a_cell=79,
         seeds=2,
         loads=(0.5, 1.0),
         kinds=(NONE, ONE, TWO),
@@ -240,7 +246,9 @@ def test_all_systems_of_a_seed_and_load_get_the_same_stream(plan: Plan) -> None:
     assert {request.slo for request in two} == set(plan.targets.classes)
 
 
-@pytest.mark.parametrize("other", [{"seconds": 5.0}, {"engine": memory(0)}, {"engine": memory(96, 0.25)}])
+@pytest.mark.parametrize(
+    "other", [{"requests_a_cell": 81}, {"seeds": 3}, {"engine": memory(0)}, {"engine": memory(96, 0.25)}]
+)
 def test_runs_of_another_kind_are_not_mixed(plan: Plan, other: dict[str, object]) -> None:
     plan.open()
     with pytest.raises(ConfigError, match="another folder"):
@@ -320,7 +328,12 @@ def test_each_metric_is_compared_with_stock_at_its_best() -> None:
     assert jct["loss"] == pytest.approx(-1 / 3)
     # Everything in time under priority, 0.25 more than ours.
     assert found["over_priority"][GOODPUT]["loss"] == 0.25
-    assert found["over_priority"][GOODPUT]["simulated"] == {"gain": 0.75, "loss": 0.25}
+    assert found["over_priority"][GOODPUT]["simulated"] == {
+        "gain": 0.75,
+        "loss": 0.25,
+        "means": {PRIORITY.name: 1.0, "headway": 0.75},
+        "off": {PRIORITY.name: 0.0, "headway": 0.0},
+    }
     assert found["systems"]["headway"]["goodput_by_class"] == {INTERACTIVE: 0.75}
 
 
@@ -358,30 +371,44 @@ def test_every_cell_that_is_lost_is_named_and_aims_are_of_high_load() -> None:
     assert lost == [(NONE, MEAN_JCT, "stock, 16 seats"), (TWO, GOODPUT, PRIORITY.name)]
     assert found["aims"][GOODPUT] == {"at_least": 1.5, "reached": {"two, load 1.2": 1.5}, "holds": True}
     assert not found["aims"][MEAN_JCT]["holds"]
+    # Of 2.1 s the simulator said 2.0.
+    off = found["promise"]["off"]["none, load 0.5"]
+    assert off == {"stock, 16 seats": 0.0, "headway": pytest.approx(2.0 / 2.1 - 1)}
+    assert found["promise"]["holds"]
+
+
+def test_a_promise_that_is_off_by_more_than_a_tenth_is_not_held() -> None:
+    real = {"stock, 16 seats": runs([answered(0.1, 2.0)]), "headway": runs([answered(0.1, 2.0)])}
+    said = {**real, "headway": runs([answered(0.1, 1.7)])}
+    cell = cell_figures(CellRuns(real, said), "headway", {MEAN_JCT: "stock, 16 seats"}, {})
+    assert not verdicts({NONE: {"1": cell}})["promise"]["holds"]
 
 
 def test_the_table_has_a_row_for_each_cell() -> None:
     found = {
         "policy": "headway",
-        "measured_on": "a machine",
+        "machine": {"processors": "2 x a CPU", "instructions": "avx2", "gflops": 61.4},
         "vllm": "0.32",
         "capacity_rps": 20.0,
         "speeds": [0.812, 0.9, 1.2],
         "kv_blocks": 96,
         "seeds": 2,
-        "seconds": 20.0,
+        "requests": 1500,
         "best_seats": {TWO: {GOODPUT: 4, MEAN_JCT: 16}},
         "cells": verdict_example(),
         **verdicts(verdict_example()),  # type: ignore[arg-type]
     }
     lines = markdown(found).splitlines()
     assert "capacity 20.0 requests a second, and before the streams 0.81 to 1.20 times as many" in lines[0]
+    assert "on 2 x a CPU (avx2, 61 GFLOP/s a core), vLLM 0.32" in lines[0]
+    assert "1500 requests a cell in 2 streams" in lines[0]
     assert "Low-load loss 5.0 %" in lines[0]
     assert lines[0].endswith("mean JCT: 3.0 % at load 0.5.")
     head, _, low, high = lines[2:]
     assert {line.count("|") for line in (head, low, high)} == {11}
-    assert high.startswith("| two | 1.2 | 0.5 / 1 / 0.75 | 1.5 (1.00 to 2.00) | 1.5 | 3 / 2 / 2 |")
-    assert low.startswith("| none | 0.5 | – | – | – | 2 / 2.1 |")
+    assert high.startswith("| two | 1.2 | 0.5 / 1 / 0.75 | 1.5 (1.00 to 2.00) | 1.5 | 3 / 2 / 2 | 1.5 (")
+    assert ") | 3 / 2 |" in high, "the mean JCT that was promised of both"
+    assert low.startswith("| none | 0.5 | – | – | – | 2 / 2.1 | 0.952 (0.95 to 0.95) | 2 / 2 |")
 
 
 # ---- options ---------------------------------------------------------------------------------------------
@@ -408,7 +435,7 @@ def test_what_is_run_by_default_and_with_broken_predictions() -> None:
         (("--policy", "nothing"), "unknown policy"),
         (("--policy", "priority"), "--policy is 'priority', which it would be compared with"),
         (("--policy", "fastserve", "--broken"), "--policy is 'fastserve', which it would be compared with"),
-        (("--policy", "vllm", "--seconds", "0"), "--seconds is 0"),
+        (("--policy", "vllm", "--requests", "0"), "--requests is 0"),
         (("--policy", "vllm", "--seeds", "0"), "--seeds is 0"),
         (("--policy", "vllm", "--kv-blocks", "-1"), "--kv-blocks is -1"),
         (("--policy", "vllm", "--host-gib", "-1"), "--host-gib is -1"),
@@ -430,7 +457,7 @@ def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:
 def test_the_simulator_serves_whom_the_engine_serves(contender: Contender) -> None:
     costs = calibration("a100-80g", model_shape("mistralai/Mistral-7B-v0.1"))
     engine = TwinEngine(memory(96, 0.25), costs, num_blocks=96, tokens_a_step=2048, asynchronous=False)
-    requests = untaught_stream(20.0, 2.0, seed=1)
+    requests = untaught_stream(20.0, 40, seed=1)
     found = engine.records(Run(contender, NONE, 4, 1.0, 1), requests, max_output_tokens=1024)
     assert sorted(record.id for record in found) == sorted(request.id for request in requests)
     assert {record.outcome for record in found} == {Outcome.FINISHED}
@@ -447,7 +474,7 @@ def test_the_simulated_engine_is_as_fast_as_the_one_that_loads_go_by(plan: Plan)
 @pytest.mark.engine
 @pytest.mark.long
 def test_stock_and_a_policy_that_is_told_wrongly_answer_everything() -> None:
-    requests = untaught_stream(20.0, 0.5, seed=1)
+    requests = untaught_stream(20.0, 10, seed=1)
     wrong = Contender("x", "predicted", predictor="broken:way=random", steps=3.0)
     with memory(96).serving() as engine:
         found = [
@@ -468,7 +495,7 @@ def test_stock_and_a_policy_that_is_told_wrongly_answer_everything() -> None:
 @pytest.mark.timeout(600)
 def test_two_engines_live_side_by_side_and_take_turns() -> None:
     # Minutes between some arrivals, which nobody waits for.
-    drawn = untaught_stream(20.0, 0.5, seed=1)
+    drawn = untaught_stream(20.0, 10, seed=1)
     requests = [replace(each, arrival_s=each.arrival_s * 1000) for each in drawn]
     with EngineProcess(memory(96)) as stock, EngineProcess(memory(96, 0.25)) as own:
         for seed in range(2):
@@ -494,7 +521,7 @@ def test_two_engines_live_side_by_side_and_take_turns() -> None:
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_machines_speed_is_taken_before_each_group_and_clocks_go_by_it() -> None:
-    requests = untaught_stream(20.0, 0.5, seed=1)
+    requests = untaught_stream(20.0, 10, seed=1)
     found: list[KeptRun] = []
     lane = Lane(memory(96), partial(do_run, run=Run(STOCK, "", 8, 1.0, 0), requests=requests), found.append)
     gauge = Gauge(memory(96), rate_of_nothing, first_rate=4.0)

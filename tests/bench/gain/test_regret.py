@@ -47,6 +47,7 @@ from bench.gain.regret_runs import (
     rivals,
     select,
     that_fit,
+    worst_slowdown,
 )
 from bench.gain.regret_tables import summary
 from bench.gain.regret_workloads import (
@@ -333,6 +334,20 @@ def test_one_run_is_judged_by_any_targets() -> None:
     assert goodput([], {}) == 0.0
 
 
+def test_the_worst_slowdown_is_in_times_of_an_idle_engine() -> None:
+    # Alone: a step of 0.1 + 0.01 x 10 s, and two of 0.1 + 0.01 s.
+    steps = Linear(0.1, 0.01)
+
+    def answered(name: str, jct_s: float, outcome: Outcome = Outcome.FINISHED) -> Record:
+        return Record(
+            id=name, arrival_s=1.0, prompt_tokens=10, outcome=outcome, output_tokens=3, finished_s=1.0 + jct_s
+        )
+
+    records = [answered("a", 0.42), answered("b", 0.84), answered("c", 9.0, Outcome.CANCELLED)]
+    assert worst_slowdown(records, steps) == pytest.approx(2.0)
+    assert worst_slowdown(records[2:], steps) is None
+
+
 def small_plan(*names: str, seeds: int = 2) -> Plan:
     """Two cells of 12 s."""
     return Plan(
@@ -486,6 +501,7 @@ def result(mean_jct_s: float, goodput: float) -> RegretResult:
         mean_jct_s=mean_jct_s,
         p99_jct_s=None,
         p99_ttft_s=None,
+        worst_slowdown=None,
         requests=1,
         preemptions=0,
         end_s=1.0,

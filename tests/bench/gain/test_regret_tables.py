@@ -9,9 +9,11 @@ import pytest
 
 from bench.gain.regret_runs import Cell
 from bench.gain.regret_tables import (
+    TAILS,
     CellFindings,
     by_cell,
     by_load,
+    league,
     lower_bound,
     summary,
     tables,
@@ -153,6 +155,27 @@ def test_a_line_for_each_workload_and_load() -> None:
 
 def test_machines_have_tables_of_their_own_and_who_has_no_value_a_dash() -> None:
     parts = tables("headway", ROWS).split("\n\n")
-    assert [parts[0], parts[3]] == ["`a100`", "`h100`"]
-    assert parts[5].endswith("| `code` | 1 | 0.500 / – / – / – |")
-    assert len(parts[4].splitlines()) == 2  # no loss, so no line
+    assert parts[0].splitlines() == list(league(ROWS))
+    assert [parts[1], parts[4]] == ["`a100`", "`h100`"]
+    assert parts[6].endswith("| `code` | 1 | 0.500 / – / – / – |")
+    assert len(parts[5].splitlines()) == 2  # no loss, so no line
+
+
+def test_a_league_of_all_has_the_tail_beside_the_mean_by_load() -> None:
+    def at(load: float, jct_s: float, p99_s: float) -> dict[str, object]:
+        tails = {name: dict.fromkeys(TAILS, value) for name, value in (("vllm", 8.0), ("headway", p99_s))}
+        names = frozenset({"vllm"})
+        values = {"headway": [jct_s], "vllm": [4.0]}
+        return CellFindings(
+            Cell("chat", "a100", load, "none"), "headway", names, frozenset(), values, tails
+        ).row()
+
+    asked = row(Cell("chat", "a100", 1.2, "one"), headway=[0.7], vllm=[0.1], sjf=[0.75])
+    lines = list(league([at(1.0, 2.0, 16.0), at(1.2, 1.0, 4.0), at(1.2, 4.0, 16.0), asked]))
+    assert lines[0].startswith("| policy; loads 1, 1.2 | mean JCT | p99 JCT |")
+    # At 1.2 a quarter and all of stock's: a half in the geometric mean; half of its tail and twice that: as much.
+    assert lines[2:] == [
+        "| `headway` | 0.50 / 0.50 | 2.00 / 1.00 | 2.00 / 1.00 | 2.00 / 1.00 | – / 0.70 |",
+        "| `vllm` | 1.00 / 1.00 | 1.00 / 1.00 | 1.00 / 1.00 | 1.00 / 1.00 | – / 0.10 |",
+        "| `sjf` | – / – | – / – | – / – | – / – | – / 0.75 |",
+    ]

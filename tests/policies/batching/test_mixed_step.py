@@ -107,3 +107,20 @@ def test_a_prompt_that_a_step_in_flight_computes_hides_nobody_behind_it() -> Non
     planned = MixedStep(SharedKernel(), decode_shape(0, 0), [under_way, waits])
     # 2 s and a tenth for each token.
     assert planned.most_tokens(longest_s=12.0, at_most=400) == 96
+
+
+class Attending(LinearCost):
+    """Twenty seconds a step with prompts, a second for each token, a tenth for each pair that attention computes."""
+
+    def step_s(self, shape: BatchShape) -> float:
+        """Seconds of a step."""
+        read_s = 20.0 if shape.num_prefill_tokens else 0.0
+        return read_s + shape.num_tokens + 0.1 * shape.prefill_pairs
+
+
+def test_a_chunk_is_as_dear_as_the_chunks_of_a_prompt_are_in_the_mean() -> None:
+    # 128 tokens have 8,256 pairs: 973.6 s, 7.6 each. The first 16 take 49.6 s, 3.1 each, but all eight chunks 1,113.6.
+    decodes = decode_shape(1, 10)
+    assert MixedStep(Attending(), decodes, prompts(128)).cheap_chunk(640) == 128
+    # Without reading anything for a step with prompts, every grain is as cheap.
+    assert MixedStep(LinearCost(), decodes, prompts(128)).cheap_chunk(640) == GRAIN_TOKENS

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
-from headway.core.job import Job
+from headway.core.job import Job, JobState
 from headway.core.plan import StepPlan
+from headway.core.slo import Slo
 from headway.core.view import StepView
-from headway.policies.batching.paced import by_rank
+from headway.policies.batching.paced import in_turn
 from headway.policies.order.keyed import LongestPrompt
+from headway.policies.order.on_time import OnTime
+from tests.policies.order.per_token import PerToken
 from tests.strategies import decoding, ids, make_job, prefilling
 
 FIRST = make_job("first", prompt=100)
@@ -24,7 +27,7 @@ def ranked(begun: Job, *newcomers: Job, budget: int, **view: Any) -> StepPlan:
         order.add(job)
     sizes: dict[str, Any] = {"max_run": 8, "max_resident": 8, "free_blocks": 99, **view}
     seen = StepView(residents=residents, waiting=newcomers, admissible=lambda job: True, **sizes)
-    return by_rank(seen, StepPlan(run=residents, admit=newcomers, token_budget=budget), order)
+    return in_turn(seen, StepPlan(run=residents, admit=newcomers, token_budget=budget), order)
 
 
 def begun(left: int, computed: int = 10) -> Job:
@@ -67,3 +70,61 @@ def test_a_newcomer_that_does_not_start_beside_the_first_holds_nobody_up(short_o
     second, job = make_job("second", prompt=90), begun(60)
     assert ids(ranked(job, FIRST, second, budget=150).run) == ["x", "y"]
     assert ranked(job, FIRST, second, budget=150, **short_of).chunk_cap == {job: 48}
+
+
+# ---- without targets: what is due first ------------------------------------------------------------------
+
+
+def in_order(*jobs: Job, now_s: float, budget: int, **settings: Any) -> StepPlan:
+    """A step of newcomers in rank order of `on-time`, and of prompts that have begun, at a second a token."""
+    order = OnTime(PerToken(), **settings)
+    for job in jobs:
+        order.add(job)
+    residents = [job for job in jobs if job.state is JobState.RESIDENT]
+    for job in residents:
+        order.remove(job)
+    newcomers = order.top(9, now_s)
+    seen = StepView(
+        now_s=now_s, residents=residents, waiting=newcomers, admissible=lambda job: True, max_run=8,
+        max_resident=8, free_blocks=99, total_blocks=99,
+    )  # fmt: skip
+    return in_turn(seen, StepPlan(run=residents, admit=newcomers, token_budget=budget), order)
+
+
+def test_a_first_token_comes_first_once_it_has_waited_twice_as_long_as_prompts_alone_would_take() -> None:
+    # The long one takes 40 s alone: due at 80 s. The short one, of two tokens at 70 s, is due at 74 s.
+    long, short = make_job("long", prompt=40), make_job("short", prompt=2, arrival_s=70.0)
+    assert ids(in_order(long, short, now_s=79.0, budget=20, patience_s=1e9, tail=0.0).admit) == [
+        "short",
+        "long",
+    ]
+    assert ids(in_order(long, short, now_s=81.0, budget=20, patience_s=1e9, tail=0.0).admit) == [
+        "short",
+        "long",
+    ]
+    late = make_job("late", prompt=1, arrival_s=80.0)
+    assert ids(in_order(long, late, now_s=81.0, budget=20, patience_s=1e9, tail=0.0).admit) == [
+        "long",
+        "late",
+    ]
+
+
+def test_what_is_due_takes_tokens_from_prompts_that_have_begun() -> None:
+    begun_s = prefilling("begun", prompt=30, computed=10, arrival_s=75.0)
+    long = make_job("long", prompt=40)
+    # Of 50 tokens the newcomer has 40.
+    assert in_order(long, begun_s, now_s=81.0, budget=50, patience_s=1e9, tail=0.0).chunk_cap == {begun_s: 10}
+    assert in_order(long, begun_s, now_s=79.0, budget=50, patience_s=1e9, tail=0.0).chunk_cap == {}
+
+
+def test_nothing_is_due_beside_jobs_with_targets_or_of_two_tenants() -> None:
+    long, late = make_job("long", prompt=40), make_job("late", prompt=1, arrival_s=80.0)
+    timed = make_job("timed", prompt=1, arrival_s=80.5, slo=Slo(ttft_s=500.0))
+    assert (
+        ids(in_order(long, late, timed, now_s=81.0, budget=20, patience_s=1e9, tail=0.0).admit)[-1] == "long"
+    )
+    other = make_job("late", prompt=1, arrival_s=80.0, tenant="b")
+    assert ids(in_order(long, other, now_s=81.0, budget=20, patience_s=1e9, tail=0.0).admit) == [
+        "late",
+        "long",
+    ]

@@ -1,4 +1,4 @@
-"""How few prompt tokens are worth a step, by hand: 2 s whatever is in it and a hundredth of a second a token."""
+"""How few prompt tokens are worth a step, by hand: 1 s whatever is in it and a hundredth of a second a token."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.strategies import decoding, make_job, prefilling
 class WithOverhead(LinearCost):
     """`overhead_s` for every step, and a hundredth of a second for every token."""
 
-    def __init__(self, overhead_s: float = 2.0) -> None:
+    def __init__(self, overhead_s: float = 1.0) -> None:
         self.overhead_s = overhead_s
 
     def step_s(self, shape: BatchShape) -> float:
@@ -69,7 +69,7 @@ def most_tokens(
     ("num_decodes", "num_waiting", "tokens"),
     [
         # With a share s of 8,000 tokens a step takes 2 + 80.01 s, and all of them 2 / s + 80.01; they add 80 to a
-        # decode either way. A prompt that is alone, which counts four times, wants one step.
+        # decode either way. A prompt that is alone, which counts eight times, wants one step.
         (1, 0, 8192),
         # Two, and half of a decode: 16 / s + 40 s and what is the same for all s is 51.3 at 0.75, 50.9 at 0.5625, 54.8
         # at 0.422. Ten, and nine tenths of it: 80 / s + 72 s is least at 1.
@@ -97,11 +97,11 @@ BESIDE = (decoding("x", limit=500), prefilling("a", prompt=8000))
     [
         # The same, and no more costs at once.
         (0.0, 1 + 4500),
-        # 12 s more for each step: 124 / s + 40 s is least at 1. With what is the same for all s it is 891.1 s; with 512
-        # tokens, in the long run 0.064 of both, it is 890 for those who wait, 80 and 3.6 for the decode, 973.6.
-        (12.0, 8192),
-        # 986.1 s; with 384 tokens 1,056.
-        (22.0, 512),
+        # 6 s more for each step: 112 / s + 40 s is least at 1. With what is the same for all s it is 1,522 s; with 512
+        # tokens, in the long run 0.064 of both, it is 1,530 for those who wait, 80 and 3 for the decode, 1,613.
+        (6.0, 8192),
+        # 1,627 s.
+        (12.0, 512),
     ],
 )
 def test_what_cuda_graphs_hold_is_tried_below_where_steps_become_too_dear(more_s: float, tokens: int) -> None:
@@ -109,7 +109,7 @@ def test_what_cuda_graphs_hold_is_tried_below_where_steps_become_too_dear(more_s
 
 
 def test_where_graphs_hold_nothing_they_are_not_tried() -> None:
-    assert most_tokens(*BESIDE, cost=WithGraphs(22.0), num_waiting=1, graphed_tokens=0) == 8192
+    assert most_tokens(*BESIDE, cost=WithGraphs(12.0), num_waiting=1, graphed_tokens=0) == 8192
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_decodes_that_are_slower_beside_prompts_want_few_steps_with_some() -> No
 
         def step_s(self, shape: BatchShape) -> float:
             slower_s = 100.0 if shape.num_decodes and shape.num_prefill_tokens else 0.0
-            return 2.0 + 0.01 * shape.num_tokens + slower_s
+            return 1.0 + 0.01 * shape.num_tokens + slower_s
 
-    # Two who wait and one who decodes: 916 / s + 40 s, and without it 16 / s + 40 s, which is least at 0.5625.
+    # Two who wait and one who decodes: 1,616 / s + 40 s, and without it 16 / s + 40 s, which is least at 0.5625.
     assert most_tokens(*BESIDE, cost=OneKernel(), num_waiting=1) == 8192
     assert most_tokens(*BESIDE, num_waiting=1) == 1 + 4500
 
@@ -184,7 +184,7 @@ def test_neither_a_longer_step_nor_one_a_quarter_shorter_holds_all_up_less(
             share = prompt_tokens / many
             step_s = overhead_s + 0.01 * (many + num_decodes) * share
             beginning = num_decodes * num_waiting / (1 + num_waiting)
-            return 4 * (1 + num_waiting) * step_s / share + num_decodes * 0.01 * many + beginning * step_s
+            return 8 * (1 + num_waiting) * step_s / share + num_decodes * 0.01 * many + beginning * step_s
 
         # A token's rounding of prompts, and of decodes, besides.
         rounding = 1 + 2 / short
@@ -235,20 +235,20 @@ class Reading(LinearCost):
 def test_a_prompt_that_is_cut_reads_what_came_before_once_more() -> None:
     # A chunk of 4,000 after 20,000 reads 24,000 tokens: 42.4 s. In steps of three quarters half as much again, the
     # mean of what its tokens attend to, is read for a quarter of a cut: (30 + 1.8 + 0.55) / 0.75 = 43.13; of 2,250 it
-    # is 44.12 s, of 1,687 45.44. Two who wait count eight times, five decodes once, and half of them for what a step
-    # takes: 657.2 s, 641.6, 635.6 and 638.6.
-    beside = [decoding(f"{n}", limit=500) for n in range(5)]
+    # is 44.12 s, of 1,687 45.44. Two who wait count sixteen times, ten decodes once, and half of them for what a step
+    # takes: 1,314 s, 1,283, 1,271 and 1,277.
+    beside = [decoding(f"{n}", limit=500) for n in range(10)]
     later = prefilling("a", prompt=24_000, computed=20_000)
-    assert most_tokens(*beside, later, cost=Reading(), num_waiting=1) == 5 + 2250
+    assert most_tokens(*beside, later, cost=Reading(), num_waiting=1) == 10 + 2250
     # At the beginning of a prompt there is nothing to read.
     at_first = prefilling("a", prompt=4000)
     assert most_tokens(*beside, at_first, cost=Reading(), num_waiting=1) < 1000
 
 
 def test_what_the_cache_holds_of_a_newcomer_is_read_and_not_computed() -> None:
-    beside = [decoding(f"{n}", limit=500) for n in range(5)]
+    beside = [decoding(f"{n}", limit=500) for n in range(10)]
     found = make_job("a", prompt=24_000, num_cached_tokens=20_000)
-    assert most_tokens(*beside, admit=(found,), cost=Reading(), num_waiting=1) == 5 + 2250
+    assert most_tokens(*beside, admit=(found,), cost=Reading(), num_waiting=1) == 10 + 2250
 
 
 def test_a_part_of_a_prompt_is_a_job() -> None:
@@ -270,7 +270,9 @@ def tokens(*prompts: Job, run: tuple[Job, ...] = (), least: int = 500, budget: i
         now_s=0.0, max_run=256, max_resident=256, total_blocks=8000, free_blocks=4000, waiting=list(prompts)
     )
     plan = StepPlan(run=list(run), admit=list(prompts), token_budget=budget)
-    return tokens_for_first_tokens(mixed_step(view, plan, WithOverhead()), order, view.now_s, budget, least)
+    return tokens_for_first_tokens(
+        mixed_step(view, plan, WithOverhead(2.0)), order, view.now_s, budget, least
+    )
 
 
 def prompt(id_: str, due_s: float) -> Job:

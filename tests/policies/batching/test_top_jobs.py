@@ -12,7 +12,8 @@ from headway.core.job import Job, JobState
 from headway.core.plan import StepPlan
 from headway.errors import ConfigError
 from headway.policies.batching import top_jobs
-from headway.policies.batching.top_jobs import MOST_MISFITS, TopJobs
+from headway.policies.batching.outlook import ReservingTopJobs
+from headway.policies.batching.top_jobs import MOST_MISFITS
 from headway.policies.order.governed import Governed
 from headway.policies.order.keyed import ShortestPrompt
 from headway.policies.presets import find_preset
@@ -27,7 +28,7 @@ from tests.strategies import FEW, UNTIMED, decoding, ids, make_job, prefilling
 def scene(*waiting: Job, residents: list[Job] | None = None, reserve: bool = False, **view: Any) -> Scene:
     """Two seats and 50 free blocks of 4, unless told otherwise."""
     sizes = {"max_run": 2, "free_blocks": 50, **view}
-    made = Scene(TopJobs(reserve=reserve), residents=residents, **sizes)
+    made = Scene(ReservingTopJobs(reserve=reserve), residents=residents, **sizes)
     made.order = ShortestPrompt()  # type: ignore[assignment]
     for job in (*made.view.residents, *waiting):
         made.order.add(job)
@@ -301,7 +302,7 @@ def expecting(name: str, tokens: float) -> Job:
 
 def reserving(order: Any = None) -> Scene:
     """Sixteen blocks of 4 tokens, all of them free, for whoever has room to its end."""
-    scene = Scene(TopJobs(reserve_confidence=0.5), total_blocks=16, free_blocks=16)
+    scene = Scene(ReservingTopJobs(reserve_confidence=0.5), total_blocks=16, free_blocks=16)
     scene.order = order or scene.order
     return scene
 
@@ -312,7 +313,7 @@ def test_who_starts_has_room_to_its_end() -> None:
     plan = reserving().wait(a, b, c).plan()
     assert ids(plan.admit) == ["a", "b"]
     # All three fit their prompts: without a reservation they start.
-    assert ids(Scene(TopJobs(), total_blocks=16, free_blocks=16).wait(a, b, c).plan().admit) == [
+    assert ids(Scene(ReservingTopJobs(), total_blocks=16, free_blocks=16).wait(a, b, c).plan().admit) == [
         "a",
         "b",
         "c",
@@ -354,4 +355,4 @@ def test_room_is_set_aside_for_the_limit_or_by_prediction() -> None:
     with pytest.raises(
         ConfigError, match="reserve and reserve_confidence are both given; accepted: one of them"
     ):
-        TopJobs(reserve=True, reserve_confidence=0.5)
+        ReservingTopJobs(reserve=True, reserve_confidence=0.5)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.batching.elastic import Elastic
+from headway.policies.batching.outlook import ReservingTopJobs
 from headway.policies.batching.paced import Paced
 from headway.policies.batching.prefill_first import PrefillFirst
 from headway.policies.batching.reserved import IterationLevel, RequestLevel
 from headway.policies.batching.swapped_or_waiting import SwappedOrWaiting
-from headway.policies.batching.top_jobs import TopJobs
 from headway.policies.batching.within_budgets import WithinBudgets
 from headway.policies.protocols import Batching
 
@@ -17,7 +17,7 @@ BATCHINGS: dict[str, type[Batching]] = {
     "prefill-first": PrefillFirst,
     "iteration-level": IterationLevel,
     "request-level": RequestLevel,
-    "top-jobs": TopJobs,
+    "top-jobs": ReservingTopJobs,
     "swapped-or-waiting": SwappedOrWaiting,
     "within-budgets": WithinBudgets,
     "elastic": Elastic,

@@ -13,6 +13,7 @@ from headway.core.job import Job
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
     left_tokens,
+    scaled,
     shape_of_prompts,
     together,
     with_prompt,
@@ -76,14 +77,16 @@ class MixedStep:
     def cheap_chunk(self, most_tokens: int) -> int:
         """The fewest prompt tokens, of those tried, that cost no more each beside the decodes than all do alone.
 
-        Each number tried is twice the one before; all where none is as cheap. O(log tokens) predictions.
+        Of a chunk as they are in the mean: later ones attend to what is before them. Each number tried is twice the one
+        before; all where none is as cheap. O(log tokens) predictions.
         """
         whole = shape_of_prompts(self.prompts, most_tokens)
-        token_s = self.cost.step_s(whole) / max(1, whole.num_tokens)
-        tokens = GRAIN_TOKENS
-        while tokens < whole.num_tokens and self.seconds(tokens) - self.decodes_s > token_s * tokens:
+        many, whole_s, tokens = whole.num_tokens, self.cost.step_s(whole), GRAIN_TOKENS
+        while tokens < many:
+            if self._seconds(scaled(whole, tokens / many)) - self.decodes_s <= whole_s * tokens / many:
+                return tokens
             tokens *= 2
-        return min(tokens, whole.num_tokens)
+        return many
 
     def soonest(self, tokens: int) -> int:
         """So many prompt tokens, or those that CUDA graphs hold, if the prompts get through sooner so."""

@@ -1,14 +1,17 @@
-"""The most memory that residents will hold at once, as far as predictions can tell."""
+"""The top jobs with room set aside: for the longest answers, or for the most that residents will hold at once."""
 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome
 from headway.core.view import StepView
 from headway.errors import ConfigError
+from headway.policies.batching.reserved import reservable
+from headway.policies.batching.top_jobs import Takes, TopJobs
+from headway.policies.protocols import Order, predicts
 
 
 class ExpectedTokens:
@@ -127,3 +130,40 @@ class Outlook:
             if minus_its_own >= minus_to_come:
                 most = max(most, held - number * minus_its_own)
         return most
+
+
+class ReservingTopJobs(TopJobs):
+    """`TopJobs`; with a setting a job starts only if there is room for it to its end.
+
+    With `reserve` blocks for its longest possible answer can be set aside, so no KV is ever taken away. With
+    `reserve_confidence` memory lasts to its end beside those that rank before it, by what answers stay within with that
+    probability (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set
+    aside. Costs: as `TopJobs`, and with room set aside a memory check for each of the top, unless memory lasts for all.
+    """
+
+    def __init__(self, *, reserve: bool = False, reserve_confidence: float | None = None) -> None:
+        if reserve and reserve_confidence is not None:
+            raise ConfigError("reserve and reserve_confidence are both given; accepted: one of them")
+        self.reserve = reserve
+        self.reserve_confidence = reserve_confidence
+        self._expected = None if reserve_confidence is None else ExpectedTokens(reserve_confidence)
+
+    @property
+    def uses_predictions(self) -> bool:
+        """Whether predicted lengths make a difference to it."""
+        return self.reserve_confidence is not None
+
+    def _queued(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
+        first = super()._queued(view, order, leaving)
+        return reservable(view, first) if first and self.reserve else first
+
+    def _takes(self, view: StepView, order: Order, queued: Sequence[Job]) -> Takes | None:
+        if self._expected is None or (predicts(order) and not order.trusts_predictions):
+            return None
+        outlook = Outlook(view, self._expected)
+        return None if outlook.is_enough_for(queued) else outlook.takes
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Nothing to learn, but which jobs room is set aside for."""
+        if self._expected is not None:
+            self._expected.observe(outcome)

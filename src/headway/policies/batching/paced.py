@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import inf
@@ -67,27 +67,49 @@ _MOST_NEWCOMERS = 4
 """Newcomers of a step that prompts which have begun make way for: to ask whether one can start costs a look-up."""
 
 
-def by_rank(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-    """The plan with its prompt tokens given by rank.
+def in_turn(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
+    """The plan with its prompt tokens given by rank, after those whose first token is due (`due_first_tokens`).
 
-    A step serves prompts that have begun first, so those that rank behind a newcomer get no more than it leaves, and
+    A step serves prompts that have begun first, so those that come after a newcomer get no more than it leaves, and
     pause if that is nothing. Newcomers count that start in this step, beside each other. What the prefix cache holds
     is no work.
     """
-    begun = split_decodes(plan.run)[1] if plan.admit else ()
-    if not begun:
+    begun = split_decodes(plan.run)[1]
+    due = _due(view, plan, order, begun)
+    if due and plan.admit:
+        plan.admit = [
+            *(job for job in due if job not in begun),
+            *(job for job in plan.admit if job not in due),
+        ]
+    if not begun or not (plan.admit or due):
         return plan
     left = plan.token_budget - (len(plan.run) - len(begun)) * view.tokens_a_decode
-    if sum(map(left_tokens, begun)) + left_tokens(plan.admit[0]) <= left:
+    needed = sum(map(left_tokens, begun)) + (left_tokens(plan.admit[0]) if plan.admit else 0)
+    if needed <= left:
         return plan
-    newcomers = _starting(view, plan)
+    newcomers = _starting(view, plan) if plan.admit else []
+    first = {job: None for job in due if job in begun or job in newcomers}
+    others = order.rank([job for job in (*begun, *newcomers) if job not in first], view.now_s)
     granted: dict[Job, int] = {}
-    for job in order.rank([*begun, *newcomers], view.now_s):
+    for job in (*first, *others):
         granted[job] = min(left_tokens(job), max(0, left))
         left -= granted[job]
     paused = {job for job in begun if not granted[job]}
     caps = {job: granted[job] for job in begun if 0 < granted[job] < left_tokens(job)}
     return replace(plan, run=[job for job in plan.run if job not in paused], chunk_cap=caps)
+
+
+def _due(view: StepView, plan: StepPlan, order: Order, begun: Sequence[Job]) -> Mapping[Job, None]:
+    """Of the prompts that have begun or have room those whose first token is due, in turn."""
+    if not knows_late(order) or not (begun or plan.admit):
+        return {}
+    return dict.fromkeys(order.due_first_tokens(_with_room_now(view, plan, begun), view.now_s))
+
+
+def _with_room_now(view: StepView, plan: StepPlan, begun: Sequence[Job]) -> Iterator[Job]:
+    """The prompts of a step; newcomers are looked for when they are asked for."""
+    yield from begun
+    yield from starting(view, plan)
 
 
 def _starting(view: StepView, plan: StepPlan) -> list[Job]:
@@ -152,7 +174,7 @@ class Paced:
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, prompts by rank, within the tokens that the tightest target leaves or that are worth a step."""
-        return by_rank(view, self._paced(view, order, leaving), order)
+        return in_turn(view, self._paced(view, order, leaving), order)
 
     def _paced(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs, and the budget; prompts that have begun still come before those that start."""

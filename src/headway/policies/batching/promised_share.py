@@ -11,7 +11,7 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.mixed_step import MixedStep
 
-_BELOW = 0.01
+_BELOW = 0.015
 """Aimed below the share: prompts in chunks are a little dearer than at once, and do not pay for it alone."""
 
 
@@ -31,7 +31,7 @@ class PromisedShare:
             raise ConfigError.of("decode_share", share, "auto, or a share of the time between 0 and 1")
         self.share = share
         self._aim = max(share - _BELOW, share / 2)
-        self._paid_s = 0.0
+        self._paid_s = self._before_s = 0.0
         self._most_s = 0.0
         self._planned: tuple[float, float] | None = None
         self._in_flight: deque[float] = deque()
@@ -42,12 +42,14 @@ class PromisedShare:
     def tokens(self, view: StepView, planned: MixedStep, most_tokens: int) -> int:
         """Prompt tokens of the planned step, at most so many; 0 while the next chunk is not paid for."""
         mean_s = planned.decodes_s / self._aim
-        within_s = mean_s + self._paid_s
+        self._depth = int(any(job.awaiting_output for job in view.residents))
+        # The steps under way when the first prompt came are the decodes' too.
+        self._before_s = self._paid_s if self._in_flight else self._depth * (mean_s - planned.decodes_s)
+        within_s = mean_s + self._before_s
         chunk_s = planned.seconds(planned.cheap_chunk(most_tokens))
         tokens = planned.most_tokens(within_s, most_tokens) if chunk_s <= within_s else 0
         self._planned = (mean_s, planned.seconds(tokens))
         self._most_s = max(mean_s, chunk_s)
-        self._depth = int(any(job.awaiting_output for job in view.residents))
         return tokens
 
     def forget_plan(self) -> None:
@@ -65,8 +67,9 @@ class PromisedShare:
             self._paid_s = 0.0
             self._in_flight.clear()
             return
+        paid_s = self._before_s
         if went_on and len(self._in_flight) > self._depth:
-            self._paid_s += self._in_flight.popleft() - took_s
+            paid_s += self._in_flight.popleft() - took_s
         mean_s, step_s = self._planned
         self._in_flight.append(step_s)
-        self._paid_s = max(-self._most_s, min(self._paid_s + mean_s - step_s, self._most_s))
+        self._paid_s = max(-self._most_s, min(paid_s + mean_s - step_s, self._most_s))

@@ -19,8 +19,8 @@ from headway.policies.protocols import KnowsLate
 
 _SHORTER = 0.75
 """Each step length tried is this share of the one before."""
-_COME_MEANWHILE = 3
-"""Arrivals assumed for each waiting prompt, before none waits: right at three quarters of an engine's capacity
+_COME_MEANWHILE = 7
+"""Arrivals assumed for each waiting prompt, before none waits: right at seven eighths of an engine's capacity
 (docs/notebook.md)."""
 
 _Delay = Callable[[float, float], float]
@@ -32,7 +32,7 @@ def tokens_worth_a_step(planned: MixedStep, most_tokens: int, num_behind: int) -
     The number minimises the total delay while the prompts of the longest step are computed, in steps with a share of
     them each. `num_behind` jobs have prompts still to compute, those without room included. A share is charged for
 
-    - the steps themselves, each with its part of the decodes, for the `num_behind` jobs and three times as many that
+    - the steps themselves, each with its part of the decodes, for the `num_behind` jobs and seven times as many that
       arrive meanwhile. In the long run decodes are to prompts as they are now: fewer prompt tokens a step are fewer
       answers that run at a time.
     - what the prompts add to the decodes, which take their steps anyway, for every running answer.

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
 from math import inf
 
 from headway.core.job import Job
-from headway.core.plan import StepOutcome, StepPlan
+from headway.core.plan import StepPlan
 from headway.core.view import StepView
-from headway.errors import ConfigError
 from headway.policies.batching.admission import first_queued, starts_beside
 from headway.policies.batching.decode_first import decodes_first, split_ranked
-from headway.policies.batching.outlook import ExpectedTokens, Outlook
-from headway.policies.batching.reserved import reservable
 from headway.policies.batching.step_shapes import left_tokens
-from headway.policies.protocols import Order, Unchanging, predicts
+from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 MOST_MISFITS = 8
 """Newcomers that rank high and cannot start, looked at in one step: jobs behind them wait for the next."""
 
 
-@dataclass(slots=True)
-class TopJobs(Unchanging):
+Takes = Callable[[Job, Sequence[Job]], bool]
+"""Whether a newcomer may start beside the residents that run and rank before it."""
+
+
+class TopJobs(Unchanging, LearnsNothing):
     """The first `max_run` jobs of the ranking run, resident or waiting; the other residents pause.
 
     Preemption at every token: a newcomer that ranks higher takes the place of a running job in the next step, and the
@@ -32,30 +31,9 @@ class TopJobs(Unchanging):
     while its KV is on its way back, or while a step in flight computes all it has: with pipeline stages several steps
     are under way, each of the highest that are not in another.
 
-    With `reserve` a job starts only if blocks for its longest possible answer can be set aside, so no KV is ever taken
-    away. With `reserve_confidence` it starts if memory lasts to its end beside those that rank before it, by what
-    answers stay within with that probability (`Outlook`), so KV is seldom taken away; while the order does not trust
-    predictions, nothing is set aside.
-
-    Costs: O((residents + seats) log) a step, and a memory check for each newcomer that the step has tokens for, or for
-    each of the top with room set aside; O(residents) with a ranking of prompts and newcomers alone where there is a
-    place and a block for every resident, and memory for all to their ends.
+    Costs: O((residents + seats) log) a step, and a memory check for each newcomer that the step has tokens for;
+    O(residents) with a ranking of prompts and newcomers alone where there is a place and a block for every resident.
     """
-
-    reserve: bool = False
-    reserve_confidence: float | None = None
-    _expected: ExpectedTokens | None = field(init=False, default=None)
-
-    def __post_init__(self) -> None:
-        if self.reserve_confidence is not None:
-            if self.reserve:
-                raise ConfigError("reserve and reserve_confidence are both given; accepted: one of them")
-            self._expected = ExpectedTokens(self.reserve_confidence)
-
-    @property
-    def uses_predictions(self) -> bool:
-        """Whether predicted lengths make a difference to it."""
-        return self.reserve_confidence is not None
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top of residents and startable newcomers together; further newcomers for seats left over."""
@@ -65,17 +43,17 @@ class TopJobs(Unchanging):
             # The residents themselves, where that is all of them: such a run is not looked at again.
             run = view.residents if len(pending) == len(view.residents) else pending
             return StepPlan(run=run, token_budget=view.max_tokens)
-        outlook = self._outlook(view, order, queued) if queued else None
+        takes = self._takes(view, order, queued) if queued else None
         decodes: Sequence[Job] = ()
         contenders: Sequence[Job] = pending
-        if outlook is None and _all_served(view, pending, queued):
+        if takes is None and _all_served(view, pending, queued):
             # Ranks decide of prompts and newcomers alone.
             decodes, contenders = split_ranked(pending)
         ranked = order.rank([*contenders, *queued], view.now_s)
-        run, starting = self._top(view, ranked, set(queued), outlook)
+        run, starting = _top(view, ranked, set(queued), takes)
         run = [*decodes, *run] if decodes else decodes_first(run)
         # With room set aside only jobs that have some may start; in an empty engine any that is ready.
-        others: Sequence[Job] = queued if outlook is None or not (view.residents or starting) else ()
+        others: Sequence[Job] = queued if takes is None or not (view.residents or starting) else ()
         if starting and others:
             chosen = set(starting)
             others = [job for job in others if job not in chosen]
@@ -88,62 +66,50 @@ class TopJobs(Unchanging):
     def _queued(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
         """The first queued jobs, for every slot and place: running jobs may have to make way."""
         slots = view.max_resident - len(view.residents)
-        first = first_queued(view, order, leaving, min(view.max_run, slots))
-        return reservable(view, first) if first and self.reserve else first
+        return first_queued(view, order, leaving, min(view.max_run, slots))
 
-    def _outlook(self, view: StepView, order: Order, queued: Sequence[Job]) -> Outlook | None:
-        """What newcomers have room beside; None while nothing is set aside, or there is enough for all."""
-        if self._expected is None or (predicts(order) and not order.trusts_predictions):
-            return None
-        outlook = Outlook(view, self._expected)
-        return None if outlook.is_enough_for(queued) else outlook
-
-    def _top(
-        self,
-        view: StepView,
-        ranked: Sequence[Job],
-        newcomers: Collection[Job],
-        outlook: Outlook | None,
-    ) -> tuple[Sequence[Job], list[Job]]:
-        """Which of `ranked` run on, and which start: together the first `max_run` of those that can."""
-        run: list[Job] = []
-        starting: list[Job] = []
-        room, slots, misfits = view.free_blocks, view.max_resident - len(view.residents), 0
-        spare = view.spare_blocks
-        # Without room set aside, those behind go along unasked: a step that the cache leaves tokens has them as well.
-        unfilled = view.max_tokens if outlook is None else inf
-        for job in ranked:
-            if len(run) + len(starting) == view.max_run:
-                break
-            if job not in newcomers:
-                if job in view.returned:
-                    opened = view.blocks(job.num_tokens) - view.blocks(job.num_computed_tokens)
-                    if opened + spare > room:
-                        continue
-                    room -= opened
-                run.append(job)
-            elif len(starting) < slots and misfits < MOST_MISFITS and unfilled > 0:
-                needed = view.blocks(job.num_tokens)
-                ready, has_room = starts_beside(view, starting, room, job), needed + spare <= room
-                if ready and outlook is not None:
-                    ready = has_room = outlook.takes(job, run)
-                if ready:
-                    starting.append(job)
-                    room -= needed
-                    unfilled -= left_tokens(job)
-                else:
-                    # Past a job that lacks blocks none starts: small ones that keep coming would starve it.
-                    misfits = misfits + 1 if has_room else MOST_MISFITS
-        return run, starting
+    def _takes(self, view: StepView, order: Order, queued: Sequence[Job]) -> Takes | None:
+        """Which newcomers have room set aside; None where nothing is, or there is enough for all."""
+        return None
 
     def ranks_nobody(self, view: StepView) -> bool:
         """While all residents decode and are served, and no job is queued. O(residents)."""
         return not (view.waiting or view.swapped) and _all_run_on(view, view.residents)
 
-    def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn, but which jobs room is set aside for."""
-        if self._expected is not None:
-            self._expected.observe(outcome)
+
+def _top(
+    view: StepView, ranked: Sequence[Job], newcomers: Collection[Job], takes: Takes | None
+) -> tuple[Sequence[Job], list[Job]]:
+    """Which of `ranked` run on, and which start: together the first `max_run` of those that can."""
+    run: list[Job] = []
+    starting: list[Job] = []
+    room, slots, misfits = view.free_blocks, view.max_resident - len(view.residents), 0
+    spare = view.spare_blocks
+    # Without room set aside, those behind go along unasked: a step that the cache leaves tokens has them as well.
+    unfilled = view.max_tokens if takes is None else inf
+    for job in ranked:
+        if len(run) + len(starting) == view.max_run:
+            break
+        if job not in newcomers:
+            if job in view.returned:
+                opened = view.blocks(job.num_tokens) - view.blocks(job.num_computed_tokens)
+                if opened + spare > room:
+                    continue
+                room -= opened
+            run.append(job)
+        elif len(starting) < slots and misfits < MOST_MISFITS and unfilled > 0:
+            needed = view.blocks(job.num_tokens)
+            ready, has_room = starts_beside(view, starting, room, job), needed + spare <= room
+            if ready and takes is not None:
+                ready = has_room = takes(job, run)
+            if ready:
+                starting.append(job)
+                room -= needed
+                unfilled -= left_tokens(job)
+            else:
+                # Past a job that lacks blocks none starts: small ones that keep coming would starve it.
+                misfits = misfits + 1 if has_room else MOST_MISFITS
+    return run, starting
 
 
 def _pending(view: StepView) -> list[Job]:

@@ -11,6 +11,7 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, StepTimeQuality, TrustRule
 from headway.core.view import StepView
+from headway.policies.order.first_tokens import FirstTokens
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.overdue import Overdue, overdue_share
 from headway.policies.order.predicted_remaining import DEFAULT_TAIL
@@ -96,6 +97,8 @@ class OnTime:
     (`ComparedSteps`).
     """
 
+    by_priority = False
+
     def __init__(
         self,
         cost: CostModel | None = None,
@@ -119,6 +122,7 @@ class OnTime:
             trusted_at_first=trusted_at_first,
         )
         self._times = Timetable(self._rest.work, cost)
+        self._first_tokens = FirstTokens(self._rest.work)
         self._weighed: dict[float, list[Job]] = {}
         self._overdue_now: dict[float, list[Job]] = {}
         self._num_ran = 0
@@ -149,6 +153,7 @@ class OnTime:
             self._overdue.add(job)
         self._rest.add(job)
         self._times.add(job)
+        self._first_tokens.add(job)
         self._changed()
 
     def remove(self, job: Job) -> None:
@@ -162,6 +167,7 @@ class OnTime:
         self._rest.end(job)
         self._overdue.end(job)
         self._times.end(job)
+        self._first_tokens.end(job)
         self._compared.forget(job)
         self._changed()
 
@@ -258,6 +264,15 @@ class OnTime:
             found = self._overdue.of(now_s, self.on_time)
             self._overdue_now = {now_s: found}
         return found
+
+    def due_first_tokens(self, jobs: Iterable[Job], now_s: float) -> list[Job]:
+        """The prompts whose first token comes before those of all others, by due time, where no job has a target.
+
+        None while step times are distrusted, and where priority or the service of several tenants decides.
+        """
+        if self._times or self._rest.shares.several or self.by_priority or not self.steps.trusted:
+            return []
+        return self._first_tokens.overdue(jobs, now_s)
 
     def _waiting_worth_serving(self, now_s: float) -> list[Job]:
         """Of the first by latest start that wait and can be in time. A step asks twice: once for it until a change."""
