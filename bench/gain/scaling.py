@@ -23,7 +23,6 @@ from hashlib import sha256
 from itertools import accumulate
 from math import ceil
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
@@ -41,7 +40,6 @@ from headway.lab.shadow_replay import FleetReplay
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
 from headway.results import summarize
-from headway.results.metrics import met_targets
 from headway.routing.scaling import HOPELESS, Adviser, Bounds, Scaler, Served, fewest
 from headway.sim.elastic import ElasticFleet, FleetSeen
 from headway.sim.simulation import simulate
@@ -142,13 +140,11 @@ class Headway:
         self._scaler = Scaler(bounds)
         self._adviser = Adviser(bounds, WINDOW_S, START_S + EVERY_S)
         self._counted = 0
-        self._met: list[bool] = []
         self._ended: dict[str, Record] = {}
 
     def ended(self, record: Record) -> None:
         """A request has ended."""
         self._ended[record.id] = record
-        self._met.append(met_targets(record) is not False)
 
     def __call__(self, seen: FleetSeen) -> int:
         """As the gateway decides at every report."""
@@ -157,9 +153,6 @@ class Headway:
         for at_s in self._arrivals_s[self._counted : come]:
             self._adviser.demand.came(at_s)
         self._counted = come
-        if self._met:
-            self._adviser.saw(now_s, len(self._met), fmean(self._met))
-            self._met.clear()
         first = bisect_right(self._arrivals_s, now_s - 2 * WINDOW_S)
         told = [self._told(each) for each in self._requests[first:come]]
         replay = FleetReplay.of(told, now_s - WINDOW_S, _policy, MACHINE.system())

@@ -32,7 +32,7 @@ from typing import Any, Protocol
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
 from bench.command import command_line, say
-from bench.right.gateway_storm import REAL_FLAGS, START_TIMEOUT_S, GatewayProcess, instances_of
+from bench.right.gateway_storm import REAL_FLAGS, GatewayProcess, instances_of
 from headway.core.record import Outcome, Record
 from headway.errors import UpstreamError
 from headway.lab.server import HOST, free_port
@@ -75,7 +75,7 @@ class Gateway:
     def steps(self) -> dict[int, tuple[int, int]]:
         """As `Deployment.steps`, from the metrics of each instance."""
         ready = [each["condition"] == "ready" for each in self.process.instances()]
-        servers = instances_of(self.process.process.pid) if all(ready) else []
+        servers = instances_of(self.process.pid) if all(ready) else []
         with suppress(OSError, UpstreamError, ValueError):  # one has just ended
             return {pid: _counted(asyncio.run(scrape(_url(pid), "headway_"))) for pid in servers}
         return {}
@@ -142,8 +142,7 @@ def gateway(policy: str, folder: Path) -> Iterator[Gateway]:
     layout = ("--instances", str(REPLICAS), "--policy", policy, "--router", "least-work")
     process = GatewayProcess("", folder, real=True, layout=layout)
     try:
-        if not process.wait_ready(START_TIMEOUT_S):
-            raise SystemExit(f"the instances are not ready:\n{process.log.read_text()[-3000:]}")
+        process.wait_all_ready()
         yield Gateway(process)
     finally:
         process.stop()

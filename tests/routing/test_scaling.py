@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 from headway.errors import ConfigError
 from headway.routing.scaling import (
     CALM_WINDOWS,
-    TOLERANCE,
     UPPER,
     Advice,
     Adviser,
-    Allowance,
     Bounds,
     Demand,
     Scaler,
@@ -135,47 +133,6 @@ def test_the_largest_fleet_is_not_replayed_where_another_loses_nothing() -> None
     asked.clear()
     assert found.advise(replay, 800.0, 2).needed == 3
     assert asked == [2, 64, 3], "two lose much, which may be no fault of theirs"
-
-
-def test_a_fleet_that_lost_nothing_for_an_hour_may_lose_a_little() -> None:
-    def replay(count: int, growth: float) -> Served:
-        return Served(goodput=1.0 if count > 2 else 0.96, mean_jct_s=1.0)
-
-    found = adviser(FOUR)
-    assert found.advise(replay, 800.0, 3).needed == 3
-    for minute in range(60):
-        found.saw(800.0 + 60 * minute, 100, 1.0)
-    assert found.advise(replay, 4400.0, 3).needed == 1
-    for minute in range(60):
-        found.saw(4400.0 + 60 * minute, 100, 0.96)
-    assert found.advise(replay, 8000.0, 3).needed == 3
-
-
-def test_what_no_fleet_can_serve_in_time_is_no_loss() -> None:
-    def replay(count: int, growth: float) -> Served:
-        return Served(goodput=0.9 if count > 2 else 0.86, mean_jct_s=1.0)
-
-    found = adviser(FOUR)
-    assert found.advise(replay, 800.0, 2).needed == 3
-    for minute in range(60):
-        found.saw(830.0 + 60 * minute, 100, 0.9)
-    assert found.advise(replay, 4400.0, 2).needed == 1
-
-
-def test_what_was_not_lost_in_an_hour_may_be_lost_in_a_moment() -> None:
-    allowance = Allowance(lead_s=120.0)
-    assert allowance.tolerance(0.0) == TOLERANCE
-    for minute in range(60):
-        allowance.lost(60.0 * minute, 100, 0.0)
-    assert allowance.tolerance(3600.0) == Allowance.MOST
-    # 1.2 of 100 are lost in each minute from now on: soon more than one in a hundred of the last hour.
-    for minute in range(60, 120):
-        allowance.lost(60.0 * minute, 100, 0.012)
-    assert allowance.tolerance(7200.0) == TOLERANCE
-    for minute in range(120, 180):
-        allowance.lost(60.0 * minute, 100, 0.0095)
-    # What is left of the hour's one in a hundred, in two of its sixty minutes.
-    assert allowance.tolerance(10800.0) == pytest.approx(TOLERANCE + 0.0005 * 30, rel=0.05)
 
 
 def test_growth_that_is_reckoned_with_needs_more_instances() -> None:

@@ -18,7 +18,7 @@ from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.pool_settings import PoolSettings
 from headway.policies.presets import POOLED, find_preset, known_presets
-from headway.setting import Bounds, Setting, Shown, check_settings, settings_of
+from headway.setting import Setting, Shown, ValueBounds, check_settings, settings_of
 
 if TYPE_CHECKING:
     from headway.engine.servers.server_command import ServerCommand
@@ -59,7 +59,7 @@ PORTS = range(1024, 65536)
 EXPIRED = "expired"
 """The rule by which a waiting request leaves that can no longer meet a target."""
 SERVE_LATE, REFUSE_LATE = "serve", "refuse"
-_LATE = Bounds(f"{SERVE_LATE} or {REFUSE_LATE}", (SERVE_LATE, REFUSE_LATE).__contains__)
+_LATE = ValueBounds(f"{SERVE_LATE} or {REFUSE_LATE}", (SERVE_LATE, REFUSE_LATE).__contains__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

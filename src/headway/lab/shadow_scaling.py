@@ -46,8 +46,6 @@ class FleetAdviser:
         try:
             engine, system = fleet_system(feeds)
             replay = FleetReplay.of(told, now_s - self._window_s, policy_factory(engine, None), system)
-            live = report.figures.get(LIVE)
-            self._adviser.saw(now_s, report.requests, None if live is None else live.goodput)
             return self._adviser.advise(replay.served, now_s, len(feeds))
         except Exception as error:  # a policy may do anything where it has a whole fleet's requests
             doubt = f"the fleet cannot be replayed: {type(error).__name__}: {error}"

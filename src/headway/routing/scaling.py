@@ -118,39 +118,6 @@ class Demand:
         ]
 
 
-class Allowance:
-    """What the next window may lose, so that all requests of the last hour lose TOLERANCE in the mean.
-
-    A fleet that has lost nothing for an hour may lose more for a moment, up to `MOST`. O(1), amortised.
-    """
-
-    KEPT_S = 3600.0
-    MOST = 0.05
-
-    def __init__(self, lead_s: float) -> None:
-        self._lead_s = lead_s
-        self._seen: deque[tuple[float, int, float]] = deque()
-        self._requests = 0
-        self._lost = 0.0
-
-    def lost(self, now_s: float, requests: int, share: float) -> None:
-        """So many requests ended, and goodput was this far below that of the largest fleet."""
-        self._seen.append((now_s, requests, share * requests))
-        self._requests += requests
-        self._lost += share * requests
-        while self._seen[0][0] < now_s - self.KEPT_S:
-            _, requests, lost = self._seen.popleft()
-            self._requests -= requests
-            self._lost -= lost
-
-    def tolerance(self, now_s: float) -> float:
-        """The share of the next window's requests that may miss their targets for want of an instance."""
-        if not self._requests:
-            return TOLERANCE
-        unspent = (TOLERANCE - self._lost / self._requests) * (now_s - self._seen[0][0]) / self._lead_s
-        return min(self.MOST, TOLERANCE + max(0.0, unspent))
-
-
 LOW, UPPER, HIGH = 0.1, 0.75, 0.95
 """Shares of the last hour's lead times: the recommendation is for a demand that UPPER of them stayed below."""
 
@@ -184,21 +151,14 @@ class Adviser:
     def __init__(self, bounds: Bounds, window_s: float, lead_s: float) -> None:
         self.demand = Demand(window_s, lead_s)
         self._bounds = bounds
-        self._allowance = Allowance(lead_s)
-        self._best = 1.0
-
-    def saw(self, now_s: float, requests: int, goodput: float | None) -> None:
-        """So many requests ended of late, with this goodput (None: without targets)."""
-        if requests and goodput is not None:
-            self._allowance.lost(now_s, requests, max(0.0, self._best - goodput))
 
     def advise(self, replay: Replay, now_s: float, current: int) -> Advice:
-        """The fewest instances that would have lost no more than is allowed beside the most there may be.
+        """The fewest instances that would have lost no more than TOLERANCE beside the most there may be.
 
         O(log n) replays, n how far they are from `current`. The largest fleet is replayed only where no other replay
         tells whether a fleet loses too much.
         """
-        bounds, demand, tolerance = self._bounds, self.demand, self._allowance.tolerance(now_s)
+        bounds, demand = self._bounds, self.demand
         growth = demand.growth(now_s, UPPER)
         replays: dict[int, Served] = {}
 
@@ -209,15 +169,13 @@ class Adviser:
 
         def is_enough(count: int) -> bool:
             found = served(count)
-            if found.goodput is not None and found.goodput >= 1 - tolerance:
+            if found.goodput is not None and found.goodput >= 1 - TOLERANCE:
                 return True
             larger = [replays[other] for other in replays if other > count]
-            loses_little = all(found.as_good_as(other, tolerance) for other in larger)
-            return loses_little and found.as_good_as(served(bounds.ceiling), tolerance)
+            loses_little = all(found.as_good_as(other) for other in larger)
+            return loses_little and found.as_good_as(served(bounds.ceiling))
 
         needed = fewest(is_enough, bounds, near=bounds.clamp(current))
-        best = replays.get(bounds.ceiling)
-        self._best = 1.0 if best is None or best.goodput is None else best.goodput
         # Equal instances serve in proportion to their number.
         low = floor((needed - 1) * demand.growth(now_s, LOW) / growth) + 1
         high = ceil(needed * demand.growth(now_s, HIGH) / growth)

@@ -8,7 +8,7 @@ from typing import Any
 from headway.core.job import Job
 from headway.core.kept_programs import KeptPrograms
 from headway.engine.step.admission import Admission
-from headway.engine.step.context import StepPort
+from headway.engine.step.ports import StepPort
 
 
 class KeptVllmBlocks:
