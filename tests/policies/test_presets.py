@@ -47,7 +47,7 @@ def test_a_row_has_one_column_for_each_kind_of_part() -> None:
     assert (
         set(KINDS)
         == set(BUILT_IN)
-        == {field.name for field in fields(Preset)} - {"name", "summary", "source"}
+        == {field.name for field in fields(Preset)} - {"name", "summary", "source", "keeps_programs"}
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from headway.core.cost import UnknownCost
 from headway.errors import ConfigError
-from headway.policies.retention import Returning, best_wait_s
+from headway.policies.retention import KeepUntilReturn, best_wait_s
 
 PROGRAM = ("tenant", "p")
 
@@ -24,8 +24,8 @@ class Costs(UnknownCost):
         return num_tokens / 100
 
 
-def learned(pauses_s: list[float], tenant: str = "tenant", **settings: float) -> Returning:
-    rule = Returning(Costs(), **settings)
+def learned(pauses_s: list[float], tenant: str = "tenant", **settings: float) -> KeepUntilReturn:
+    rule = KeepUntilReturn(Costs(), **settings)
     for number, pause_s in enumerate(pauses_s):
         rule.keep_s((tenant, f"{number}"), 100, 0.0)
         rule.came((tenant, f"{number}"), pause_s)
@@ -71,7 +71,7 @@ def test_programs_that_stay_away_count() -> None:
 
 
 def test_without_costs_nothing_is_worth_keeping() -> None:
-    rule = Returning()
+    rule = KeepUntilReturn()
     for number in range(9):
         rule.keep_s(("", f"{number}"), 100, 0.0)
         rule.came(("", f"{number}"), 1.0)
@@ -83,4 +83,4 @@ def test_without_costs_nothing_is_worth_keeping() -> None:
 )
 def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        Returning(**settings)  # type: ignore[arg-type]
+        KeepUntilReturn(**settings)  # type: ignore[arg-type]

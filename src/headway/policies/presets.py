@@ -11,7 +11,7 @@ from headway.errors import ConfigError
 from headway.policies.order.by_priority import by_priority
 from headway.policies.parts import BUILT_IN, asks_for_costs, build_part, find, known, part_settings
 from headway.policies.policy import Policy
-from headway.policies.retention import Returning
+from headway.policies.retention import KeepUntilReturn
 from headway.setting import Setting
 
 
@@ -217,5 +217,5 @@ def build_policy(preset: Preset, cost: CostModel | None = None, *, priority_firs
             f"{preset.batching!r} takes them back; accepted with it: a batching that ranks both, such as paced"
         )
     uses_costs = any(asks_for_costs(type(part)) for part in (order, batching, eviction, *leaving))
-    retention = Returning(cost) if preset.keeps_programs else None
+    retention = KeepUntilReturn(cost) if preset.keeps_programs else None
     return Policy(preset.name, order, batching, eviction, leaving, uses_costs, retention)

@@ -33,7 +33,7 @@ class _Pauses:
         insort(self.ascending, pause_s)
 
 
-class Returning:
+class KeepUntilReturn:
     """Keeps a program's KV for as long as its return is worth more than the memory until then.
 
     Worth is what the prompt would take to compute again, times the share of the tenant's pauses of late that were over

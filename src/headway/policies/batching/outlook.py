@@ -135,7 +135,7 @@ class Outlook:
 class ReservingTopJobs(TopJobs):
     """`TopJobs`; with a setting a job starts only if there is room for it to its end.
 
-    With `reserve` blocks for its longest possible answer can be set aside, so no KV is ever taken away. With
+    With `reserve` blocks for its longest possible answer can be set aside: no KV is taken away for want of memory. With
     `reserve_confidence` memory lasts to its end beside those that rank before it, by what answers stay within with that
     probability (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set
     aside. Costs: as `TopJobs`, and with room set aside a memory check for each of the top, unless memory lasts for all.

@@ -11,7 +11,7 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.mixed_step import MixedStep
 
-_BELOW = 0.015
+_BELOW = 0.01
 """Aimed below the share: prompts in chunks are a little dearer than at once, and do not pay for it alone."""
 
 

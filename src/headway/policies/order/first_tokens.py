@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from headway.core.job import Job
+from headway.core.kept_programs import began_s
 from headway.policies.order.remaining_work import RemainingWork
 
 _TIMES = 2.0
@@ -15,8 +16,9 @@ class FirstTokens:
     """Due times of first tokens, by what they would wait if the engine computed prompts alone, one after another.
 
     A job is due when it has waited twice as long as that. So a first token does not wait for shorter jobs that keep
-    coming, and where prompts themselves are the queue, short ones still come first. While step times are not known, and
-    for a job with a target, which says itself what is due, there is none. O(1) a job.
+    coming, and where prompts themselves are the queue, short ones still come first. There is none while
+    step times are not known, for a job with a target, which says itself what is due, and for a later turn of an agent
+    program, whose end is what counts. O(1) a job.
     Source: the virtual clock of fair queueing (Zhang, SIGCOMM 1990), of one flow.
     """
 
@@ -31,7 +33,7 @@ class FirstTokens:
             return
         prompt_s = self._work.prompt_s(job)
         self._free_s = max(self._free_s, job.arrival_s) + prompt_s
-        if prompt_s and not job.slo:
+        if prompt_s and not job.slo and began_s(job) == job.arrival_s:
             self._due_s[job] = job.arrival_s + _TIMES * (self._free_s - job.arrival_s)
 
     def end(self, job: Job) -> None:
