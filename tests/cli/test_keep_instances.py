@@ -181,14 +181,20 @@ def test_an_instance_that_two_gateways_use_is_ended_by_the_last_that_needs_it(
     for port in (unused_tcp_port_factory(), unused_tcp_port_factory()):
         advice = kept.parent / f"log-{port}.advice"
         advice.write_text(REPORT % 2)
-        both.append(gateways(port, layout={"instances": "1..2"}, shadow=["-c", SHADOW, str(advice)]))
+        both.append(
+            gateways(
+                port,
+                layout={"instances": "1..2", "router": "round-robin"},
+                shadow=["-c", SHADOW, str(advice)],
+            )
+        )
     one, other = both
     for each in both:
         wait_for(is_second(each, Condition.READY))
     pids = InstancesFolder(kept).running()
     one.behave(token_s=0.05)
     streams = [Stream(other.port, 60) for _ in range(4)]
-    assert other.instances()["1"]["in_flight"] > 0
+    wait_for(lambda: other.instances()["1"]["in_flight"] > 0)
 
     advise(one, 1)
     wait_for(is_second(one, Condition.PARKED))
