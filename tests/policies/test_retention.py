@@ -41,7 +41,7 @@ def test_a_wait_is_worth_what_it_saves_less_the_memory() -> None:
     assert best_wait_s([inf, inf], gain_s=4.0, price=0.0) == 0.0
 
 
-@given(st.lists(st.floats(0, 100), min_size=1, max_size=20), st.floats(0, 50), st.floats(0, 1))
+@given(st.lists(st.floats(0.001, 100), min_size=1, max_size=20), st.floats(0, 50), st.floats(0, 1))
 def test_no_other_moment_gains_more(pauses_s: list[float], gain_s: float, price: float) -> None:
     pauses_s.sort()
 
