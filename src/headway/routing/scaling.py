@@ -195,7 +195,7 @@ def fewest(is_enough: Callable[[int], bool], bounds: Bounds, near: int) -> int:
     """
     low, high, step = near, near, 1
     if is_enough(near):
-        while high > bounds.floor and is_enough(low := max(bounds.floor, high - step, high // 2)):
+        while high > bounds.floor and is_enough(low := max(bounds.floor, high - step, ceil(high / 2))):
             high, step = low, 2 * step
         low = min(low + 1, high)
     else:
