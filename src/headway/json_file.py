@@ -32,7 +32,7 @@ def write_json(path: Path, value: object, *, indent: int = 2) -> None:
 
 
 def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
-    """Read a file's value; if there is no file, make the value and write it. Raises as `read_json` and `write_json` do."""
+    """Read a file's value; without a file, make the value and write it. Raises as `read_json` and `write_json` do."""
     found = read_json(path, kind)
     if found is None:
         found = make()

@@ -70,7 +70,7 @@ def flag_of(context: typer.Context, setting: str | None) -> str | None:
 
 
 def flag_names(name: str, setting: Setting) -> str:
-    """The option's names as typer expects them: `--on`, or `--on/--no-on`. Flags leave out the unit suffix of seconds."""
+    """The option's names for typer: `--on`, or `--on/--no-on`. Flags leave out the unit suffix of seconds."""
     field = name.removesuffix("_s") if setting.unit == "S" else name
     return setting.shown.flag or f"--{field.replace('_', '-')}"
 
