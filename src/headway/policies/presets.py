@@ -1,4 +1,4 @@
-"""The table: each policy as a row of parts."""
+"""The preset table: each policy as a row of parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.setting import Setting
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One row: parts by name, each `name` or `name:setting=value,...`, and what the row is for."""
+    """One row: parts by name, each `name` or `name:setting=value,...`, and the purpose of the row."""
 
     name: str
     order: str
@@ -28,7 +28,7 @@ class Preset:
     summary: str
     source: str
     keeps_programs: bool = False
-    """Whether KV of agent programs is kept between their turns."""
+    """Whether the KV of agent programs is kept between their turns."""
 
 
 # fmt: off
@@ -144,14 +144,14 @@ DecodeShare = Annotated[
     ),
 ]
 _DIALS = {"tail": "order", "decode_share": "batching"}
-"""Settings with a flag of their own, and the kind of part that has them."""
+"""Settings with a flag of their own -> the kind of part that has them."""
 
 POOLED: dict[str, Mapping[str, str]] = {"ascendra": {"lp": "ascendra-lp", "hp": "ascendra-hp"}}
-"""Policies of several pools of instances: name -> pool -> preset of its instances."""
+"""Policies with several pools of instances: name -> pool -> preset of its instances."""
 
 
 def known_presets() -> dict[str, Preset]:
-    """Every preset that can be named, built in or installed."""
+    """Every available preset, built in or installed."""
     return known(_GROUP, PRESETS)
 
 
@@ -165,7 +165,7 @@ def find_preset(
     tail: float | None = None,
     decode_share: float | str | None = None,
 ) -> Preset:
-    """The named row with the given parts in place of its own, and with these dials; ConfigError for no such name.
+    """The named row with the given parts and dials in place of its own. Raises ConfigError for an unknown name.
 
     >>> find_preset("sarathi").batching
     'decode-first:token_budget=512'
@@ -180,7 +180,7 @@ def find_preset(
 
 
 def with_dials(row: Preset, dials: Mapping[str, float | str | None]) -> Preset:
-    """The row with these settings of its parts; None, and `auto` for a share of decodes, leave a part as it is."""
+    """The row with these settings of its parts; None, and `auto` for a share of decodes, change nothing."""
     for dial, value in dials.items():
         if value is not None and (dial, value) != ("decode_share", AUTO):
             kind = _DIALS[dial]
@@ -198,9 +198,9 @@ def dials_of(row: Preset) -> set[str]:
 
 
 def build_policy(preset: Preset, cost: CostModel | None = None, *, priority_first: bool = False) -> Policy:
-    """A fresh policy from a row; ConfigError names the part or setting that is not accepted.
+    """Build a fresh policy from a row. Raises ConfigError, which names the part or setting that is not accepted.
 
-    With `priority_first` its order ranks jobs of one priority only (see `order/by_priority.py`).
+    With `priority_first` its order only ranks jobs of one priority (see `order/by_priority.py`).
     """
     order = build_part("order", preset.order, cost, *((by_priority,) if priority_first else ()))
     batching = build_part("batching", preset.batching, cost)
