@@ -156,9 +156,9 @@ class Cluster:
         return self.next_arrival_s == inf and not self._live
 
     def horizon_s(self, name: str) -> float:
-        """Until when no request can reach an instance: the next arrival, or now while others may hand off or end turns.
+        """Until when no request can reach an instance: the next arrival, or earlier the next event of the loop.
 
-        O(instances).
+        The latter counts while other instances may hand off requests or end turns. O(instances).
         """
         others = (other.engine.ledger for other in self._instances.values() if other.engine.name != name)
         if any(

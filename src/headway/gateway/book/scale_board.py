@@ -1,4 +1,4 @@
-"""How many instances there should be: for Prometheus, and for KEDA's `metrics-api` scaler at `GET /v1/scale`."""
+"""Shows the recommended number of instances to Prometheus, and to KEDA's `metrics-api` scaler at `GET /v1/scale`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _ACCEPTED = (
 
 
 class ScaleReply(msgspec.Struct, kw_only=True):
-    """What `GET /v1/scale` answers; KEDA reads `recommended` (`valueLocation: recommended`, `targetValue: "1"`).
+    """The answer to `GET /v1/scale`; KEDA reads `recommended` (`valueLocation: recommended`, `targetValue: "1"`).
 
-    Between `low` and `high` instances would do, for less and for more growth than the factor reckoned with. `replays`
-    are by number of instances what the last minutes would have come to, at that growth. `doubt` says why replays
-    cannot be trusted.
+    Between `low` and `high` instances would do, for less and for more growth than assumed. `replays` has, by number of
+    instances, the result of the last minutes with that growth. `doubt` says why replays cannot be trusted.
     """
 
     recommended: int
@@ -44,13 +43,13 @@ class ScaleReply(msgspec.Struct, kw_only=True):
 
 
 class ScaleBoard(Collector):
-    """Shows what `scaling` recommends; None where nothing does."""
+    """Shows the recommendation of `scaling`; None if there is none."""
 
     def __init__(self, scaling: FleetScaling | None) -> None:
         self.scaling = scaling
 
     def reply(self) -> ScaleReply:
-        """The recommendation now. Raises GatewayError (404) where nothing recommends."""
+        """The current recommendation. Raises GatewayError (404) if nothing recommends."""
         scaling = self.scaling
         if scaling is None:
             raise GatewayError(404, "no_scale", _ACCEPTED)

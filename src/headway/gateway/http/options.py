@@ -1,4 +1,4 @@
-"""What a gateway is told when it is started."""
+"""The gateway's start-up options."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headway.setting import COUNT, NOT_NEGATIVE, POSITIVE_SECONDS, SECONDS, Sett
 
 MIB = 2**20
 BODIES_HELD = 5
-"""So many of the largest bodies have to fit: with half of the room, a tenant can send one."""
+"""Number of largest bodies that must fit at once: a tenant may use half of the room, and needs two copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """Which pages of other origins may read the gateway's answers: vLLM's flags, in Starlette's words."""
+    """Which pages of other origins may read the gateway's answers: vLLM's flags, in Starlette's terms."""
 
     allow_origins: tuple[str, ...]
     allow_methods: tuple[str, ...] = ("*",)
@@ -159,10 +159,10 @@ class GatewayOptions:
 
     @property
     def names_tenants(self) -> bool:
-        """Whether a tenant that a client names has a share: its key stands for it, or `trust_tenants` does."""
+        """Whether a tenant named by a client has a share: it is backed by a key, or by `trust_tenants`."""
         return bool(self.keys) or self.trust_tenants
 
     @property
     def max_body_bytes(self) -> int:
-        """Size of a request that is still read."""
+        """Largest request body that is read."""
         return self.max_body_mib * MIB

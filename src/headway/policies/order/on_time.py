@@ -285,7 +285,7 @@ class OnTime:
         return found
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
-        """Those of `on_time` that are served before the rest, in order: all except the jobs given up."""
+        """The jobs of `on_time` that are served before the rest, in order: all except the jobs given up."""
         kept = self._times.candidates(on_time)
         lead_s = self._leads_s(kept)
         kept.sort()

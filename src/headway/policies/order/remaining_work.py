@@ -196,7 +196,7 @@ class RemainingWork:
         return self._work_s[job]
 
     def outdated(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
-        """Those of `jobs` whose estimates are outdated once they have brought `coming_tokens` more.
+        """The jobs whose estimates are outdated once they have brought `coming_tokens` more.
 
         O(jobs), without calls.
         """
