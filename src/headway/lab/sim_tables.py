@@ -1,4 +1,4 @@
-"""What a simulation came to: one load's comparison, or a table over loads and seeds; and the same as JSON."""
+"""The results of a simulation as a comparison of one load, a table over loads and seeds, or JSON."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ SWEEP_KEYS = (
     "p99_jct_s",
     "preemptions",
 )
-"""Summary keys that a table over loads or seeds shows."""
+"""Summary keys in a table over loads or seeds."""
 
 PICTURES = ("goodput", "throughput_rps", "mean_ttft_s", "p99_ttft_s", "mean_jct_s", "p99_jct_s")
-"""Summary keys that are drawn against load, each in a file of its name."""
+"""Summary keys drawn against load, each in a file of its name."""
 
-_GAP = 4  # blanks between two columns and at the edges
+_GAP = 4  # spaces between two columns and at the edges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaged:
-    """One policy at one load, over its seeds: means, and standard deviations where there are several.
+    """One policy at one load, over its seeds: means, and standard deviations if there are several.
 
-    A value that some seed does not have is None.
+    A value that some seed lacks is None.
     """
 
     policy: str
@@ -54,7 +54,7 @@ class Averaged:
 
 
 def averaged(results: Sequence[CellResult]) -> list[Averaged]:
-    """Results over their seeds, load by load, policies in their order."""
+    """Averages over seeds, load by load, with policies in their order."""
     by_run: dict[tuple[float, str], list[CellResult]] = {}
     for result in results:
         by_run.setdefault((result.cell.load, result.cell.policy), []).append(result)
@@ -76,10 +76,10 @@ def _average(load: float, policy: str, results: Sequence[CellResult]) -> Average
 
 
 def to_json(grid: PolicyGrid, results: Sequence[CellResult]) -> str:
-    """One object, `{"<policy>": {summary}}`; with several loads keys are "<policy> load=<load>".
+    """One object, `{"<policy>": {summary}}`; with several loads the keys are "<policy> load=<load>".
 
-    With several seeds each value is the mean, and `seeds` and `deviation` (a value for each key) are added. Where
-    lengths were predicted, `predictor` says by what.
+    With several seeds each value is the mean, and `seeds` and `deviation` (for each key) are added. With predicted
+    lengths `predictor` names the predictor.
     """
     predictors = {(result.cell.policy, result.cell.load): result.predictor for result in results}
     plain: dict[str, dict[str, Any]] = {}
@@ -97,7 +97,7 @@ def to_json(grid: PolicyGrid, results: Sequence[CellResult]) -> str:
 
 
 def tables(folder: CellFolder, results: Sequence[CellResult]) -> RenderableType:
-    """The full comparison of a single load and seed; else a table with a row for each load and policy."""
+    """The full comparison of a single load and seed; otherwise a table with a row for each load and policy."""
     grid = folder.grid
     if len(grid.loads) == 1 and grid.num_seeds == 1:
         return terminal_table(_comparison(folder, results))
@@ -105,7 +105,7 @@ def tables(folder: CellFolder, results: Sequence[CellResult]) -> RenderableType:
 
 
 def _comparison(folder: CellFolder, results: Sequence[CellResult]) -> Comparison:
-    """Records are read back only where the policies finished different requests."""
+    """The comparison; reads records back only if the policies finished different requests."""
     summaries = {label(result.cell.policy): result.summary for result in results}
     if _same_finished(results):
         return Comparison(summaries, {}, "")
@@ -118,7 +118,7 @@ def _same_finished(results: Sequence[CellResult]) -> bool:
 
 
 def _doubts(results: Sequence[CellResult]) -> Iterator[str]:
-    """A line for each load at which latencies speak of different requests."""
+    """A line for each load at which latencies are of different requests."""
     for load, at_load in groupby(sorted(results, key=lambda result: result.cell.load), lambda r: r.cell.load):
         by_seed: dict[int, list[CellResult]] = {}
         for result in at_load:
@@ -129,7 +129,7 @@ def _doubts(results: Sequence[CellResult]) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class _SweepTable:
-    """A row for each load and policy; what is too wide for the terminal goes on in another table below."""
+    """A row for each load and policy; columns beyond the terminal's width continue in another table below."""
 
     grid: PolicyGrid
     runs: Sequence[Averaged]
@@ -159,7 +159,7 @@ class _SweepTable:
 
 
 def _column(key: str, runs: Sequence[Averaged]) -> list[str]:
-    """Head and cells of a column, in ms where all of its means are under a second."""
+    """Head and cells of a column, in ms if all of its means are under a second."""
     column = COLUMNS[key]
     means = known(run.means[key] for run in runs)
     in_ms = column.unit == "s" and 0 < max(means, default=0) < 1
@@ -181,7 +181,7 @@ def _cell(mean: float | None, deviation: float | None, scale: int, places: int) 
 
 
 def sweep_pictures(results: Sequence[CellResult]) -> dict[str, str]:
-    """File name -> SVG of a summary key against load, for the keys that were measured; means over seeds."""
+    """File name -> SVG of a summary key against load, for the measured keys; means over seeds."""
     pictures: dict[str, str] = {}
     runs = averaged(results)
     for key in PICTURES:

@@ -242,8 +242,8 @@ def read_request(
 
     `names_tenants`: whether a tenant that the request names has a share of its own.
 
-    The path, which may have a query, is one of the APIs'. A response for a key's tenant always gets a new id: whoever
-    knows the id may ask for the response, so ids must be unique and hard to guess.
+    The path, which may have a query, is one of the APIs'. A response for a key's tenant always gets a new id: a client
+    that knows the id may ask for the response, so ids must be unique and hard to guess.
 
     Fields that the gateway does not need are left for the instance to judge. Raises GatewayError (400, or 403 for a
     tenant other than the key's).
