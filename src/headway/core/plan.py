@@ -1,4 +1,4 @@
-"""What a policy wants of a step, and what the engine made of it."""
+"""What a policy wants of a step, and what the engine did."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.core.job import Job
 class Fate(StrEnum):
     """What becomes of a preempted job's KV: copied to the host, or dropped.
 
-    A swap the host has no room for becomes a RECOMPUTE; the outcome says what it was.
+    A swap for which the host has no room becomes a RECOMPUTE; the outcome says which.
     """
 
     SWAP = "swap"
