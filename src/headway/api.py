@@ -59,6 +59,7 @@ class Simulation:
 
     results: Sequence[CellResult]
     _folder: CellFolder
+    _load_name: str
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each run: `policy`, `load`, `seed`, then the keys of a summary in seconds and shares of 1.
@@ -76,7 +77,7 @@ class Simulation:
         return read_records(self._folder.records(cell))
 
     def __str__(self) -> str:
-        return _text(tables(self._folder, self.results))
+        return _text(tables(self._folder, self.results, load_name=self._load_name))
 
 
 def _row(result: CellResult) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def _simulated(asked: SimulationRequest, jobs: int, out: str | PathLike[str] | N
             undone.callback(rmtree, root)
         folder = CellFolder(root, asked.grid)
         folder.open(setup.manifest(), setup.meta("headway.simulate"))
-        simulation = Simulation(run_cells(setup.scenario, folder, jobs=jobs), folder)
+        simulation = Simulation(run_cells(setup.scenario, folder, jobs=jobs), folder, asked.load_name)
         undone.pop_all()
     if out is None:
         finalize(simulation, rmtree, root, ignore_errors=True)

@@ -126,7 +126,8 @@ async def get(
         async with session.get(address, timeout=limit) as response:
             return response.status, await response.read()
     except NO_ANSWER as error:
-        raise UpstreamError(f"{address} does not answer ({type(error).__name__}: {error})") from None
+        hint = "; is a server running there?" if isinstance(error, aiohttp.ClientConnectorError) else ""
+        raise UpstreamError(f"{address} does not answer ({type(error).__name__}: {error}){hint}") from None
 
 
 async def find_model(session: aiohttp.ClientSession, url: str, name: str | None) -> tuple[str, int | None]:

@@ -460,7 +460,7 @@ def rendered(folder: CellFolder, results: list[CellResult], width: int = 200) ->
     from rich.console import Console
 
     text = StringIO()
-    Console(file=text, width=width).print(tables(folder, results))
+    Console(file=text, width=width).print(tables(folder, results, load_name="rate scale"))
     return text.getvalue()
 
 
@@ -490,12 +490,12 @@ def test_a_sweep_says_at_which_loads_it_limps(tmp_path: Path) -> None:
         parts=Parts(leaving=("queue-bound:max_waiting=2",)),
     )
     text = rendered(CellFolder(tmp_path, drop.grid), simulated(drop, tmp_path))
-    assert "load 1: latencies are not comparable" in text
-    assert "load 0.01: latencies" not in text
+    assert "rate scale 1: latencies are not comparable" in text
+    assert "rate scale 0.01: latencies" not in text
 
 
 def test_pictures_of_a_sweep(sweep: list[CellResult]) -> None:
-    pictures = sweep_pictures(sweep)
+    pictures = sweep_pictures(sweep, load_name="rate scale")
     assert set(pictures) == {
         "goodput.svg", "throughput-rps.svg", "mean-ttft.svg", "p99-ttft.svg", "mean-jct.svg", "p99-jct.svg"
     }  # fmt: skip

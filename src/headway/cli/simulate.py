@@ -292,10 +292,10 @@ def _run(setup: Setup, out: Path | None, jobs: int, as_json: bool) -> None:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         if as_json:
             typer.echo(to_json(setup.asked.grid, results))
-        show(tables(folder, results))
+        show(tables(folder, results, load_name=setup.asked.load_name))
         _say_failures(folder, results)
         if out is not None:
-            _draw(folder, results)
+            _draw(folder, results, setup.asked.load_name)
     if all(0 < result.summary.requests == result.summary.failed for result in results):
         raise typer.Exit(1)
 
@@ -323,11 +323,11 @@ def _say_failures(folder: CellFolder, results: list[CellResult]) -> None:
                 typer.echo(f"{result.cell}: {failed} of {total} requests failed{share}: {reason}", err=True)
 
 
-def _draw(folder: CellFolder, results: list[CellResult]) -> None:
+def _draw(folder: CellFolder, results: list[CellResult], load_name: str) -> None:
     from headway.lab.sim_tables import sweep_pictures
 
     if len(folder.grid.loads) > 1:
-        for name, svg in sweep_pictures(results).items():
+        for name, svg in sweep_pictures(results, load_name=load_name).items():
             (folder.root / name).write_text(svg, encoding="utf-8")
     typer.echo(f"wrote {folder.root}; `headway report {folder.root} --out FILE.html` draws it", err=True)
 

@@ -121,7 +121,7 @@ def _range(text: str, steps: int, name: str) -> list[float]:
         raise ConfigError.of("steps", f"{steps}; accepted with a range of loads: 2 to {MAX_LOADS}")
     low, high = (_load(text, part, name) for part in text.split(RANGE, 1))
     if not low < high:
-        raise ConfigError.of(name, repr(text), "a range that rises")
+        raise ConfigError.of(name, repr(text), "A..B with A below B, as 0.5..1.2")
     return [low + (high - low) * step / (steps - 1) for step in range(steps)]
 
 

@@ -243,6 +243,11 @@ class SimulationRequest:
     kv_tier: KvTier | None = None
     of_capacity: bool = False
 
+    @property
+    def load_name(self) -> str:
+        """What the grid's loads are, for people: shares of capacity, or multiples of the trace's rate."""
+        return "load" if self.of_capacity else "rate scale"
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:

@@ -87,7 +87,7 @@ class Trace:
             workload = parse_workload(self.source)
             requests = replace(workload, seed=workload.seed + seed).requests()
         requests = requests if self.limit is None else take(requests, self.limit)
-        tell_understood(self.source, requests, "drawn: s")
+        tell_understood(self.source, requests, "generated")
         return requests
 
 

@@ -213,8 +213,10 @@ def queue_svg(records: Mapping[str, Sequence[Record]], *, where: str = "") -> st
     return draw(f"Queue length{where}", _WIDE_IN, paint, _line_legend(records))
 
 
-def sweep_svg(points: Mapping[str, Sequence[tuple[float, float | None]]], key: str) -> str:
-    """One summary key against offered load, a line for each policy; (load, None) is left out.
+def sweep_svg(
+    points: Mapping[str, Sequence[tuple[float, float | None]]], key: str, load_name: str = "offered load"
+) -> str:
+    """One summary key against the load, a line for each policy; (load, None) is left out.
 
     Seconds have a log axis, shares run from 0 to 1, anything else from 0.
     """
@@ -227,14 +229,14 @@ def sweep_svg(points: Mapping[str, Sequence[tuple[float, float | None]]], key: s
         for index, line in enumerate(points.values()):
             drawn = [(load, max(value, least)) for load, value in line if value is not None]
             axes.plot([x for x, _ in drawn], [y for _, y in drawn], markersize=4, **line_style(index))
-        axes.set_xlabel("offered load")
+        axes.set_xlabel(load_name)
         if not any(value is not None for line in points.values() for _, value in line):
             return _say(axes, "not measured")
         if column.unit == "s":
             return _log_seconds(axes, "y")
         axes.set_ylim(0, 1.02 if key == "goodput" else None)
 
-    return draw(f"{name} against offered load", _SMALL_IN, paint, _line_legend(points))
+    return draw(f"{name} against {load_name}", _SMALL_IN, paint, _line_legend(points))
 
 
 def _line_legend(

@@ -135,7 +135,7 @@ class Outlook:
 
 
 class ReservingTopJobs(TopJobs):
-    """`TopJobs` with an optional reserve: a job starts only if there is room for it until its end.
+    """The highest-ranked jobs run, resident or waiting; with a reserve a job starts only if it has room to its end.
 
     With `reserve`, blocks for its longest possible answer are set aside: no KV is evicted for want of memory. With
     `reserve_confidence`, memory must last to the job's end beside those that rank before it, by lengths that answers

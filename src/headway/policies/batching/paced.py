@@ -133,8 +133,7 @@ _STEADY_STEPS = 64
 
 
 class Paced:
-    """`top-jobs` in steps as long as the decodes' tightest target between tokens allows, or as is efficient without
-    one.
+    """`top-jobs` in steps as long as the tightest target between tokens allows, or as is efficient without one.
 
     Only `share` of a target is used; the rest covers what predictions leave out. The target of a late job counts too,
     since a client reads along. Prompts get the time that the decodes leave, by rank, whether in progress or new. A long

@@ -106,8 +106,7 @@ class Expired:
 
 @dataclass(slots=True)
 class OutOfMemory(Unchanging):
-    """Hands back a job that lost its KV for want of memory, if its sender accepts that, instead of letting it wait
-    again.
+    """Hands back a job that lost its KV for want of memory, if its sender accepts that; it does not wait again.
 
     A central queue can then split a batch that has outgrown the memory (Magnus section on out-of-memory). O(leaving).
     """
