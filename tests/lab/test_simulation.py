@@ -93,7 +93,7 @@ def sweep_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sweep(sweep_root: Path) -> list[CellResult]:
-    """What ASKED comes to, for those who only read it."""
+    """The results of ASKED, for tests that only read them."""
     return simulated(ASKED, sweep_root)
 
 
@@ -105,7 +105,7 @@ def single_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def single(single_root: Path) -> list[CellResult]:
-    """What SINGLE comes to, for those who only read it."""
+    """The results of SINGLE, for tests that only read them."""
     return simulated(SINGLE, single_root)
 
 

@@ -1,4 +1,4 @@
-"""What benchmarks, servers and tracers write, as their documentation and sources have it."""
+"""Files of benchmarks, servers and tracers, in the form of their documentation and sources."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def read(root: Path) -> Kept[MagnusRun, MagnusResult]:
 
 
 def untimed(result: MagnusResult) -> MagnusResult:
-    """Without what is this machine's own."""
+    """The result without this machine's own times."""
     return replace(result, join_us=None, choose_us=None)
 
 
