@@ -4,7 +4,7 @@ Stock's scheduler and ours run in turn in one process, without a model, on the s
 running, 1,000 or 10,000 waiting, `--arrivals` (10) arrivals and about as many finishes a step. A step is add_request
 for the arrivals, schedule and update_from_output; what is reported is the difference of process CPU time, ours
 minus stock's, step by step (in microseconds): `added_us` of all of it, `held_us` without what is done while the workers
-compute. Most real steps have few arrivals: with one a step answers are 256 tokens long in the mean. Of every order, or
+compute. Most real steps have few arrivals: with one a step answers are 256 tokens long on average. Of every order, or
 of the presets of `--preset` as a whole.
 
 Both schedulers read a clock of the bench's own. A step takes some 25 ms on it, and more with more tokens: quanta end,

@@ -3,7 +3,7 @@
 Simulated: an H100 with Llama-3.1-8B, without a KV tier and with one of 200 GiB, whose link is that to host memory
 (51 GB/s), a slow one (2 GiB/s, 5 ms), or takes no time. Workloads: `agentic` (recorded coding-agent sessions from
 `--data`, 300 s at 0.5 and 1 times the rate at which stock gets through a queue of them) and `conversations` (generated:
-eight turns about a minute apart, each with 2,000 new tokens in the mean, 960 requests). The first tenth of a window is
+eight turns about a minute apart, each with 2,000 new tokens on average, 960 requests). The first tenth of a window is
 not measured. Per workload, load, policy and tier: mean JCT, mean time to the first token, and the shares of prompt
 tokens that were found on the device or loaded. `--markdown` prints a table.
 """

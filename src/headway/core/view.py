@@ -33,8 +33,8 @@ class StepView:
 
     - `max_run` is the batch width. `max_resident` is the number of worker slots; paused jobs use one.
     - `max_tokens` is the most that one step may compute.
-    - `tokens_a_decode` is what a decode takes of it: one, and its drafts. `decoded_tokens` of these are right, in the
-      mean of late.
+    - `tokens_a_decode` is what a decode takes of it: one token and its drafts. `decoded_tokens` is the recent mean
+      number of these that were right.
     - `graphed_tokens` is the most that CUDA graphs hold; one more may cost much. 0 without graphs.
     - `watermark_blocks` stay free where a job starts, or comes back and has its first step, beside others.
     - `defers_prompts`: the engine computes no prompts in this step, so that data-parallel engines keep pace.

@@ -113,7 +113,7 @@ _BATCH = _object(
     error_file_id={"type": ["string", "null"]},
     headway={
         "type": ["object", "null"],
-        "description": "Whether the window will be kept, at the rate of late.",
+        "description": "Whether the window will be kept, at the recent rate.",
     },
 )
 

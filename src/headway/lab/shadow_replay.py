@@ -113,8 +113,8 @@ class FleetReplay:
     def served(self, count: int, growth: float = 1.0) -> Served:
         """What `count` instances would have achieved if requests had come `growth` times as fast.
 
-        Prefix hits are kept as recorded. Each instance gets every so many-th arrival, as from a router that balances
-        load.
+        Prefix hits are kept as recorded. With n instances each gets every n-th arrival, as from a router that
+        balances load.
         """
         part = self._instances_replayed(count)
         requests = [

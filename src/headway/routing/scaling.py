@@ -18,7 +18,7 @@ TOLERANCE = 0.01
 HOPELESS = 0.5
 """If even the largest fleet has less goodput, requests are late in all fleets: then times decide."""
 SLOWER = 0.25
-"""Without targets: how much longer, in the mean, requests may take than in the largest fleet."""
+"""Without targets: how much longer, on average, requests may take than in the largest fleet."""
 DEFAULT_WINDOW_S = 120.0
 """Length of the recent past by which the number of instances is judged."""
 CALM_WINDOWS = 0.75

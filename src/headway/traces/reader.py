@@ -166,7 +166,7 @@ def _doubt(taken: _Intake, unit: str) -> str:
     least_s, most_s = PLAUSIBLE_GAP_S
     if gap and not least_s <= gap / per_s <= most_s:
         return (
-            f"arrivals would be {gap / per_s:.3g} s apart in the mean; accepted: {least_s:g} to {most_s:g} s"
+            f"arrivals would be {gap / per_s:.3g} s apart on average; accepted: {least_s:g} to {most_s:g} s"
         )
     if unit == "s":
         return ""

@@ -84,8 +84,8 @@ def parse_workload(text: str) -> Workload:
 
     `input` and `output` are a law with its parameters or the name of one of `NAMED_LAWS`. `seed` (0) and
     `max_output`, the limit that every request declares (none), may be left out, and so may a leading
-    `gen:`. With `turns=5/think=20` every arrival begins a conversation of five turns, each 20 seconds after the
-    one before in the mean, whose prompts repeat all that was said and add an input. Rates are in requests per
+    `gen:`. With `turns=5/think=20` every arrival begins a conversation of five turns, on average 20 seconds after
+    the one before, whose prompts repeat all that was said and add an input. Rates are in requests per
     second, of conversations then, times in seconds, lengths in tokens. Raises TraceError naming the part that is
     unknown, missing or out of range, and what is accepted.
     """

@@ -85,7 +85,7 @@ class BatchBoard(Collector):
             "batch_in_flight_max", "Sequences of batches that may be there now", batches.pace.allowed
         )
         unfinished = sum(batch.forecast.unfinished for batch in opened if batch.forecast is not None)
-        about = "Requests that will have no answer when their window closes, at the rate of late"
+        about = "Requests that will have no answer when their window closes, at the recent rate"
         yield single("batch_requests_late", about, unfinished)
 
 

@@ -227,7 +227,7 @@ class BatchStore:
             if turn.status is not Status.VALIDATING:
                 return
             if turn.total > MAX_LINES:
-                told = f"the file has more than {MAX_LINES} requests; accepted: up to so many"
+                told = f"the file has too many requests; accepted: up to {MAX_LINES}"
                 turn.errors = [Problem(code="too_many_requests", message=told), *turn.errors]
             elif turn.left:
                 turn.become(Status.IN_PROGRESS, now)

@@ -76,7 +76,9 @@ class ScaleBoard(Collector):
         yield GaugeMetricFamily(_NAME, "Instances that there should be", value=found.instances)
         yield GaugeMetricFamily(f"{_NAME}_low", "That would do if demand grew less", value=found.low)
         yield GaugeMetricFamily(f"{_NAME}_high", "That would be needed if demand grew more", value=found.high)
-        family = GaugeMetricFamily(f"{_NAME}_reason", "1 for why there should be so many", labels=("reason",))
+        family = GaugeMetricFamily(
+            f"{_NAME}_reason", "1 for the reason of the recommended number", labels=("reason",)
+        )
         for reason in ScalingReason:
             family.add_metric((reason,), found.reason is reason)
         yield family

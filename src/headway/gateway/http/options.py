@@ -33,8 +33,9 @@ class GatewayOptions:
     - `slo`: targets of requests that name none.
     - `max_in_flight`, `max_queue` and `max_per_tenant` count sequences: one for each prompt of a request, times `n`. A
       request has at most `max_sequences`.
-    - `max_in_flight` are sent to each instance at a time; where some are kept free for hand-offs, so many times the
-      instances to all. Other requests wait in the queue. Headway's instances order better than that.
+    - `max_in_flight` are sent to each instance at a time. Where places are kept free for hand-offs, the limit is for
+      all instances together: `max_in_flight` times their number. Other requests wait in the queue. Headway's instances
+      order better than that.
     - `max_queue` sequences may be without their first token, in the queue and at instances, each for `max_age_s`.
     - `max_buffered_mib` bounds what all clients make the gateway hold together (`ClientLimits`).
     - `trust_tenants`: a tenant that a client names without a key has a share of its own; else the name is a label.

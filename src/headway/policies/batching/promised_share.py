@@ -18,7 +18,7 @@ alone.
 
 
 class PromisedShare:
-    """Sizes prompt chunks so that steps with prompts take, in the mean, `decodes alone / share`.
+    """Sizes prompt chunks so that steps with prompts take, on average, `decodes alone / share`.
 
     Time that a step leaves unused pays for prompts of later steps. A chunk runs once it is paid for. It has so many
     prompt tokens that they cost no more per token beside the decodes than alone in the longest step. So the decodes

@@ -38,8 +38,8 @@ def tokens_worth_a_step(planned: MixedStep, most_tokens: int, num_behind: int) -
       arrivals meanwhile. In the long run the ratio of decodes to prompts stays as it is now, so fewer prompt tokens
       a step mean fewer answers running at a time.
     - the time that prompts add to the decodes, for every running answer.
-    - one such step for each of as many answers as decode now: so many will begin, and each of their tokens takes a
-      step. Of n prompts the last has none behind it, so (n - 1) / n of this counts.
+    - one such step for each of the answers that will begin, taken to be as many as decode now: each of their tokens
+      takes a step. Of n prompts the last has none behind it, so (n - 1) / n of this counts.
 
     Shares are tried, each a quarter smaller than the last, while the delay falls. Where CUDA graphs hold a step the
     delay may fall again, so the tokens that they hold are tried too. A lone prompt is not split. O(prompts), and two

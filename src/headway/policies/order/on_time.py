@@ -67,8 +67,8 @@ class ComparedSteps:
 MOST_WEIGHED = 128
 """On-time jobs that are weighed against each other, the first by latest start; later ones are not urgent."""
 _LOOKED_STEPS = 8
-"""After a plan that ranked all running jobs, outdated ranks are updated beside the next so many steps. Such plans
-come every few steps, and would be delayed by all that piled up in between.
+"""After a plan that ranked all running jobs, outdated ranks are updated beside this many of the next steps. Such
+plans come every few steps, and would be delayed by all updates that piled up in between.
 """
 _RULE = TrustRule()
 

@@ -87,9 +87,9 @@ class StepTimeModel:
     (`UsualError`), each `StepKind` by its own measure: otherwise rare prompts would all be outliers. What recent steps
     say nothing of, such as the cost of a prompt during a long decode, stays as it was last known.
 
-    `graphed_tokens`: a step of at most so many is replayed as a CUDA graph; 0 where none are used. Until 20 steps were
-    seen, answers come from `prior`, or are 0 without one, so that nothing is decided by a guess. Memory is bounded: 12
-    coefficients, their 144 products, and 600 ratios for the intervals.
+    `graphed_tokens`: a step of at most this many tokens is replayed as a CUDA graph; 0 where none are used. Until 20
+    steps were seen, answers come from `prior`, or are 0 without one, so that nothing is decided by a guess. Memory is
+    bounded: 12 coefficients, their 144 products, and 600 ratios for the intervals.
     """
 
     def __init__(
