@@ -219,7 +219,7 @@ def folder_with(path: Path, *runs: FidelityStream) -> Folder:
 
 
 def measured_steps() -> list[SteppedStep]:
-    """The number of steps of each kind that a fit needs."""
+    """As many of each kind as a fit needs."""
     shapes = []
     for number in range(1, 41):
         for tokens in ((number,), (1,) * (number % 16 + 1), (1, 1, number + 1)):
