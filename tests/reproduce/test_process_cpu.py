@@ -1,4 +1,4 @@
-"""CPU use of processes: by a made-up /proc, and by this machine's own."""
+"""What processes take of the cores: by a made-up /proc, and by this machine's own."""
 
 from __future__ import annotations
 

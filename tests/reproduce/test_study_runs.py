@@ -29,7 +29,7 @@ def read(root: Path) -> KeptRuns:
 
 
 def untimed(result: RunResult) -> RunResult:
-    """The result without the time of plans, which is the machine's."""
+    """Without the time that plans took, which is the machine's."""
     return replace(result, meter=replace(result.meter, plan_s=0.0))
 
 

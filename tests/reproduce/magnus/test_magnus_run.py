@@ -53,7 +53,7 @@ def read(root: Path) -> Kept[MagnusRun, MagnusResult]:
 
 
 def untimed(result: MagnusResult) -> MagnusResult:
-    """The result without this machine's own times."""
+    """Without what is this machine's own."""
     return replace(result, join_us=None, choose_us=None)
 
 

@@ -187,7 +187,7 @@ def _measure_model(engine: Engine, plan: GridPlan, into: GridMeasurements, tell:
     into.noise.append(noise_of([taken.seconds for taken in play(engine, same, rng)]))
     if into.noise[-1] > plan.most_noise:
         raise ConfigError(
-            f"this machine is busy: steps of one kind differ by {into.noise[-1]:.0%} on average; accepted: up to "
+            f"this machine is busy: steps of one kind differ by {into.noise[-1]:.0%} in the mean; accepted: up to "
             f"{plan.most_noise:.0%}"
         )
     into.copies += _copies(engine, name)
