@@ -90,7 +90,7 @@ def bad_request(message: str, param: str | None = None) -> GatewayError:
 
 def too_large(limit_bytes: int) -> GatewayError:
     """HTTP 413."""
-    message = f"the body is too long; accepted: up to {limit_bytes} bytes"
+    message = f"the body is longer than {limit_bytes} bytes, the most that is accepted"
     return GatewayError(413, "body_too_large", message)
 
 
