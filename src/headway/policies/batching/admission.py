@@ -1,4 +1,4 @@
-"""Which queued jobs a step should try to start, and which of them fit."""
+"""Selects the queued jobs that a step should try to start, and those that fit."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from headway.policies.demand import new_blocks, surely_fits
 from headway.policies.protocols import Order
 
 SCAN_AHEAD = 32
-"""Candidates beyond the free seats: that many not-ready jobs may be passed over before admission ends."""
+"""Candidates beyond the free seats: this many jobs that are not ready may be skipped before admission ends."""
 
 
 def candidates(view: StepView, order: Order, leaving: Collection[Job], seats: int | None = None) -> list[Job]:
-    """Queued jobs for `seats` of the free seats (default: all), as `first_queued`."""
+    """Queued jobs for `seats` of the free seats (default: all); see `first_queued`."""
     return first_queued(view, order, leaving, view.seats if seats is None else min(seats, view.seats))
 
 
 def first_queued(view: StepView, order: Order, leaving: Collection[Job], seats: int) -> list[Job]:
-    """The first `seats` jobs that wait or are swapped, and SCAN_AHEAD more; none without a seat. See `startable`."""
+    """The first `seats` waiting or swapped jobs, and SCAN_AHEAD more; none without a seat. See `startable`."""
     if seats <= 0 or not (view.waiting or view.swapped):
         return []
     return startable(view, order, leaving, seats + SCAN_AHEAD)
 
 
 def startable(view: StepView, order: Order, leaving: Collection[Job], most: int) -> list[Job]:
-    """The first `most` waiting or swapped jobs that neither leave nor have their KV loaded just now."""
+    """The first `most` waiting or swapped jobs that neither leave nor are loading their KV."""
     first = order.top(most + len(leaving) + len(view.fetching), view.now_s)
     if not (leaving or view.fetching):
         return first
@@ -38,9 +38,10 @@ def startable(view: StepView, order: Order, leaving: Collection[Job], most: int)
 def ranked_queues(
     view: StepView, order: Order, leaving: Collection[Job], seats: int
 ) -> tuple[list[Job], list[Job]]:
-    """All swapped jobs, and the first `seats` waiting ones and SCAN_AHEAD more; those leaving left out.
+    """All swapped jobs, and the first `seats` waiting ones with SCAN_AHEAD more, without those leaving.
 
-    The most deserving first. O(seats + s log s) with s swapped ones, which host memory bounds, and one `order.top`.
+    The most deserving come first. O(seats + s log s) with s swapped jobs, which host memory bounds, and one
+    `order.top`.
     """
     if not (view.waiting or view.swapped):
         return [], []
@@ -51,7 +52,9 @@ def ranked_queues(
 
 
 def _all_swapped(view: StepView, order: Order, leaving: Collection[Job], top: Collection[Job]) -> list[Job]:
-    """The swapped jobs of the top, then those it does not reach: they rank below it, in an order of their own."""
+    """All swapped jobs: first those among the order's top, then the others, which rank below, in the order's
+    ranking.
+    """
     found = [job for job in top if job.state is JobState.SWAPPED]
     if len(found) == len(view.swapped):
         return found
@@ -60,14 +63,14 @@ def _all_swapped(view: StepView, order: Order, leaving: Collection[Job], top: Co
 
 
 def residents_next_blocks(view: StepView) -> int:
-    """Blocks the residents would take if all of them ran this step. O(residents), O(1) with blocks to spare."""
+    """Blocks that the residents would take if all of them ran this step. O(residents), O(1) with blocks to spare."""
     if surely_fits(view, len(view.residents), view.max_tokens):
         return 0
     return sum(new_blocks(view, view.residents, view.max_tokens).values())
 
 
 def residents_known_blocks(view: StepView) -> int:
-    """Blocks the residents would take to compute all tokens known of them. O(residents)."""
+    """Blocks that the residents would take to compute all of their known tokens. O(residents)."""
     known_tokens = sum(job.num_tokens for job in view.residents)
     return sum(new_blocks(view, view.residents, known_tokens).values())
 
@@ -75,11 +78,11 @@ def residents_known_blocks(view: StepView) -> int:
 def fitting(
     view: StepView, queued: Sequence[Job], free_blocks: int, *, head_room: int = 1, skip_misfit: bool = False
 ) -> list[Job]:
-    """The leading jobs whose tokens, and `head_room` blocks more for each, fit so many blocks.
+    """The leading jobs whose tokens, with `head_room` extra blocks for each, fit into `free_blocks`.
 
-    With room to grow a job is not the victim of the very next step (AdaptiveLLM section 1.4). The first that
-    does not fit ends the list, so that no job waits for ever because smaller ones always fit; `skip_misfit` passes
-    it over. In an empty engine the first may take all there is. O(queued).
+    Head room keeps a job from being the victim of the very next step (AdaptiveLLM section 1.4). The first job that does
+    not fit ends the list, so that it cannot wait for ever behind smaller ones; with `skip_misfit` it is skipped. In an
+    empty engine the first job may take everything. O(queued).
     """
     found: list[Job] = []
     for job in queued:
@@ -96,9 +99,9 @@ def fitting(
 def fitting_or_ready(
     view: StepView, queued: Sequence[Job], free_blocks: int, *, head_room: int
 ) -> Sequence[Job]:
-    """`fitting`, but a first job that is not ready keeps no other out of an empty engine.
+    """`fitting`, except that in an empty engine a first job that is not ready does not block the others.
 
-    Then it is left to the engine which may start. One call of `view.admissible` in an empty engine.
+    The engine then decides which of them may start. Calls `view.admissible` once in an empty engine.
     """
     if queued and not view.residents and not view.admissible(queued[0]):
         return queued
@@ -106,7 +109,7 @@ def fitting_or_ready(
 
 
 def check_padding(max_padding_tokens: int | None) -> None:
-    """Raise ConfigError for a bound on padding below 0."""
+    """Raise ConfigError for a negative bound on padding."""
     if max_padding_tokens is not None and max_padding_tokens < 0:
         raise ConfigError.of("max_padding_tokens", max_padding_tokens, "0 or more tokens a step")
 
@@ -118,11 +121,11 @@ def prompts_of_step(
     max_padding_tokens: int | None = None,
     skip_misfit: bool = False,
 ) -> list[Job]:
-    """The leading jobs whose whole prompts one step computes; a first one longer than the budget comes alone.
+    """The leading jobs whose whole prompts fit one step; a first prompt longer than the budget runs alone.
 
-    Without `max_padding_tokens` the prompts' tokens fit the budget together. With it every prompt counts as long as
-    the longest: prompts x longest fits the budget, of which at most `max_padding_tokens` are padding. So does any
-    part of such a batch. The first job that does not fit ends it; `skip_misfit` passes it over. O(queued).
+    Without `max_padding_tokens` the prompts' tokens together must fit the budget. With it every prompt counts as long
+    as the longest: prompts x longest must fit the budget, with at most `max_padding_tokens` of padding. Any subset of
+    such a batch fits too. The first job that does not fit ends the batch; with `skip_misfit` it is skipped. O(queued).
     """
     found: list[Job] = []
     longest = total = 0
@@ -139,13 +142,13 @@ def prompts_of_step(
 
 
 def starts_beside(view: StepView, others: Collection[Job], room: int, job: Job) -> bool:
-    """Whether a newcomer passes the engine's checks, and `room` has its blocks beside `others` that start before it.
+    """Whether a newcomer passes the engine's checks, and `room` holds its blocks next to `others` that start before it.
 
-    The first is weighed by the engine alone, which knows what it would find computed already. O(1) and a look-up.
+    For the first newcomer only the engine is asked, since it knows what is computed already. O(1) and a lookup.
     """
     return (not others or view.blocks(job.num_tokens) <= room) and view.admissible(job)
 
 
 def starting(view: StepView, plan: StepPlan) -> list[Job]:
-    """The first of those a plan admits, as many as have a place and blocks; none is looked up. O(them)."""
+    """The first jobs that a plan admits, as far as seats and blocks reach; makes no lookup. O(result)."""
     return fitting(view, plan.admit[: view.seats_beside(plan.run)], view.free_blocks, head_room=0)

@@ -1,4 +1,4 @@
-"""New prompts first and whole, decodes only when there is none to start."""
+"""Runs new prompts first and whole; decodes only if there is none to start."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ Newcomers = Callable[[StepView, Order, Collection[Job]], Sequence[Job]]
 class PrefillFirst(Unchanging, LearnsNothing):
     """A step either prefills or decodes, never both; prompts are computed whole (vLLM's first scheduler).
 
-    While the first waiting job can start, decodes pause and their KV stays. In an empty engine jobs that are not
-    ready are passed over. A prompt longer than a step's budget runs alone, in chunks. While any job is swapped
-    none that waits is admitted: swapped jobs that fit, with a block each to grow into, come back and decode in the
-    same step.
+    While the first waiting job can start, decodes pause and keep their KV. In an empty engine jobs that are not ready
+    are skipped. A prompt longer than a step's budget runs alone, in chunks. While any job is swapped, no waiting job is
+    admitted: swapped jobs that fit, with a block each to grow into, come back and decode in the same step.
 
-    With `max_padding_tokens` prompts are padded to the longest of their step, as vLLM 0.2.1 to 0.3.3 does: see
-    `admission.prompts_of_step`. With `host_room` a job starts or comes back only while the blocks of all
-    residents, its own and one more fit the host's together, so that any job that has to leave finds room there
-    (AdaptiveLLM section 1.7); in an empty engine a waiting job starts whatever the host has.
+    With `max_padding_tokens` prompts are padded to the longest of their step, as in vLLM 0.2.1 to 0.3.3: see
+    `admission.prompts_of_step`. With `host_room` a job starts or comes back only while the blocks of all residents, its
+    own and one more fit the host together, so that any job that has to leave finds room there (AdaptiveLLM section
+    1.7). In an empty engine a waiting job starts regardless of the host.
     """
 
     swapped_first: ClassVar[bool] = True
-    """Whether jobs that are swapped come back before any that waits starts."""
+    """Whether swapped jobs come back before any waiting job starts."""
     host_room: bool = False
     max_padding_tokens: int | None = None
 
@@ -50,7 +49,7 @@ class PrefillFirst(Unchanging, LearnsNothing):
 
     @property
     def pads_prompts(self) -> bool:
-        """Whether prompts of a step count as long as the longest."""
+        """Whether the prompts of a step all count as long as the longest."""
         return self.max_padding_tokens is not None
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
@@ -73,7 +72,7 @@ class PrefillFirst(Unchanging, LearnsNothing):
 def prefills_or_decodes(
     view: StepView, order: Order, leaving: Collection[Job], newcomers: Newcomers
 ) -> StepPlan:
-    """A step of the prompts that are under way, else of those that `newcomers` names, else of every decode."""
+    """A step of the prompts in progress, else of those that `newcomers` returns, else of every decode."""
     prefills = [job for job in view.residents if job.prefilling and job not in view.restoring]
     if view.defers_prompts:
         prefills = []

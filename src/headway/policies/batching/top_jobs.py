@@ -1,4 +1,4 @@
-"""The most deserving jobs run, resident or not."""
+"""Runs the most deserving jobs, resident or not."""
 
 from __future__ import annotations
 
@@ -14,45 +14,47 @@ from headway.policies.batching.step_shapes import left_tokens
 from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 MOST_MISFITS = 8
-"""Newcomers that rank high and cannot start, looked at in one step: jobs behind them wait for the next."""
+"""Newcomers that rank high and cannot start, skipped in one step; jobs behind them wait for the next step."""
 
 
 Takes = Callable[[Job, Sequence[Job]], bool]
-"""Whether a newcomer may start beside the residents that run and rank before it."""
+"""Whether a newcomer may start beside the running residents that rank before it."""
 
 
 class TopJobs(Unchanging, LearnsNothing):
-    """The first `max_run` jobs of the ranking run, resident or waiting; the other residents pause.
+    """Runs the first `max_run` jobs of the ranking, resident or waiting; the other residents pause.
 
     Preemption at every token: a newcomer that ranks higher takes the place of a running job in the next step, and the
-    job that made way keeps its KV (FastServe section 4.1). Only a job that would be admitted takes a place: none
-    pauses for a job that has no slot or blocks, is not ready, or stands behind newcomers whose prompts fill the step.
-    At most 8 that cannot start are passed over in a step, and none that lacks blocks. A resident has no place either
-    while its KV is on its way back, or while a step in flight computes all it has: with pipeline stages several steps
-    are under way, each of the highest that are not in another.
+    displaced job keeps its KV (FastServe section 4.1). Only an admissible job takes a place: no resident pauses for a
+    job that has no slot or blocks, is not ready, or stands behind newcomers whose prompts fill the step. At most 8 jobs
+    that cannot start are skipped in a step, and none that lacks blocks. A resident gets no place while its KV is on its
+    way back, or while a step in flight computes all of its tokens. With pipeline stages several steps are in flight,
+    each with the highest jobs that are in no other.
 
-    Costs: O((residents + seats) log) a step, and a memory check for each newcomer that the step has tokens for;
-    O(residents) with a ranking of prompts and newcomers alone where there is a place and a block for every resident.
+    Costs: O((residents + seats) log) a step, and a memory check for each newcomer for which the step has tokens. If
+    every resident has a seat and a block, O(residents), with a ranking of prompts and newcomers alone.
     """
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """The top of residents and startable newcomers together; further newcomers for seats left over."""
+        """Plan the top of residents and startable newcomers together, then further newcomers for the remaining
+        seats.
+        """
         queued = self._queued(view, order, leaving)
         pending = _pending(view)
         if not queued and _all_run_on(view, pending):
-            # The residents themselves, where that is all of them: such a run is not looked at again.
+            # All residents run, so the same list is kept: such a run is not examined again.
             run = view.residents if len(pending) == len(view.residents) else pending
             return StepPlan(run=run, token_budget=view.max_tokens)
         takes = self._takes(view, order, queued) if queued else None
         decodes: Sequence[Job] = ()
         contenders: Sequence[Job] = pending
         if takes is None and _all_served(view, pending, queued):
-            # Ranks decide of prompts and newcomers alone.
+            # Ranks matter only for prompts and newcomers here.
             decodes, contenders = split_ranked(pending)
         ranked = order.rank([*contenders, *queued], view.now_s)
         run, starting = _top(view, ranked, set(queued), takes)
         run = [*decodes, *run] if decodes else decodes_first(run)
-        # With room set aside only jobs that have some may start; in an empty engine any that is ready.
+        # With a reserve only jobs that have room may start; in an empty engine any ready job may.
         others: Sequence[Job] = queued if takes is None or not (view.residents or starting) else ()
         if starting and others:
             chosen = set(starting)
@@ -69,23 +71,23 @@ class TopJobs(Unchanging, LearnsNothing):
         return first_queued(view, order, leaving, min(view.max_run, slots))
 
     def _takes(self, view: StepView, order: Order, queued: Sequence[Job]) -> Takes | None:
-        """Which newcomers have room set aside; None where nothing is, or there is enough for all."""
+        """The check for reserved room; None if nothing is reserved, or there is enough for all."""
         return None
 
     def ranks_nobody(self, view: StepView) -> bool:
-        """While all residents decode and are served, and no job is queued. O(residents)."""
+        """True while all residents decode and are served, and no job is queued. O(residents)."""
         return not (view.waiting or view.swapped) and _all_run_on(view, view.residents)
 
 
 def _top(
     view: StepView, ranked: Sequence[Job], newcomers: Collection[Job], takes: Takes | None
 ) -> tuple[Sequence[Job], list[Job]]:
-    """Which of `ranked` run on, and which start: together the first `max_run` of those that can."""
+    """Which of `ranked` keep running, and which start: together the first `max_run` of those that can."""
     run: list[Job] = []
     starting: list[Job] = []
     room, slots, misfits = view.free_blocks, view.max_resident - len(view.residents), 0
     spare = view.spare_blocks
-    # Without room set aside, those behind go along unasked: a step that the cache leaves tokens has them as well.
+    # Without a reserve, jobs behind are included unchecked: if the cache leaves tokens, the step has work for them too.
     unfilled = view.max_tokens if takes is None else inf
     for job in ranked:
         if len(run) + len(starting) == view.max_run:
@@ -107,14 +109,14 @@ def _top(
                 room -= needed
                 unfilled -= left_tokens(job)
             else:
-                # Past a job that lacks blocks none starts: small ones that keep coming would starve it.
+                # After a job that lacks blocks none starts: a stream of small ones would starve it.
                 misfits = misfits + 1 if has_room else MOST_MISFITS
     return run, starting
 
 
 def _pending(view: StepView) -> list[Job]:
     """Residents whose KV is here, with tokens that no step in flight computes."""
-    # Spelled out: this runs for every resident of every step.
+    # Inlined, since this runs for every resident of every step.
     pending = [
         job
         for job in view.residents
@@ -126,7 +128,7 @@ def _pending(view: StepView) -> list[Job]:
 
 def _all_run_on(view: StepView, pending: Sequence[Job]) -> bool:
     """Whether all of these decode and are served: then their order makes no difference."""
-    # `job.prefilling` spelled out: this runs for every resident of every step.
+    # `job.prefilling` is inlined, since this runs for every resident of every step.
     return _all_served(view, pending, ()) and all(
         job.num_computed_tokens >= job.num_prompt_tokens + job.num_output_tokens - 1 for job in pending
     )

@@ -17,10 +17,10 @@ from headway.policies.protocols import LearnsNothing, Order
 
 
 def swap_s(cost: CostModel, view: StepView, job: Job, *, serial: bool) -> float:
-    """Seconds predicted that a resident's way to the host and back costs others; what is copied already need not go.
+    """Predicted seconds that a resident's way to the host and back costs others. Blocks copied already are free.
 
-    With `serial` copies steps wait for both ways. Else copies go beside the steps, each way on a copy engine of its
-    own, so that other jobs lose no more than the longer of the two.
+    With `serial` copies steps wait for both ways. Otherwise copies run beside the steps, each direction on its own copy
+    engine, so other jobs lose only the longer of the two.
     """
     out_s = cost.swap_out_s(view.uncopied_blocks(job))
     back_s = cost.swap_in_s(view.blocks(job.num_computed_tokens))
@@ -28,7 +28,7 @@ def swap_s(cost: CostModel, view: StepView, job: Job, *, serial: bool) -> float:
 
 
 def recompute_s(cost: CostModel, job: Job) -> float:
-    """Seconds predicted until a resident whose KV is dropped has it again, without the host.
+    """Predicted seconds until a resident whose KV is dropped has it again, without the host.
 
     A connector loads what its store holds; the rest is computed as one prompt.
     """
@@ -44,7 +44,7 @@ def recompute_s(cost: CostModel, job: Job) -> float:
 
 
 def cheaper_fate(cost: CostModel, view: StepView, job: Job, has_room: bool, *, serial: bool) -> Fate:
-    """Swapped if that is predicted to cost less than `recompute_s`, and the host has room.
+    """Swapped if that is predicted to cost less than `recompute_s` and the host has room, else recomputed.
 
     Source: AdaptiveLLM Algorithm 1 (section 1.3), whose copies are serial, with a victim costed alone (gap A9).
     """
@@ -53,24 +53,24 @@ def cheaper_fate(cost: CostModel, view: StepView, job: Job, has_room: bool, *, s
 
 
 class OnShortage:
-    """Mixed into an eviction that acts when blocks run out.
+    """Base of the evictions that act only when blocks run out.
 
-    `free_block_each` is as in `make_room`: vLLM's first scheduler asks it of every running sequence (vLLM 0.2.5,
-    BlockSpaceManager.can_append_slot). Such an eviction may act while blocks are left, at a step that nothing tells
-    ahead.
+    `free_block_each` is as in `make_room`: vLLM's first scheduler demands a free block for every running sequence (vLLM
+    0.2.5, BlockSpaceManager.can_append_slot). Such an eviction may act while blocks are left, at a step that cannot be
+    foreseen.
     """
 
     free_block_each: bool = False
 
     def next_change_s(self, view: StepView) -> float:
-        """Never; not known where every job is to find a block free."""
+        """Never; unknown if every job must find a block free."""
         return -inf if self.free_block_each else inf
 
 
 class Recompute(OnShortage, LearnsNothing):
     """No job leaves ahead of need; on shortage the fill rule drops the last resident (stock vLLM V1).
 
-    With `free_block_each` the lowest ranked are dropped before the step, as vLLM 0.2.5 does.
+    With `free_block_each` the lowest-ranked are dropped before the step, as in vLLM 0.2.5.
     """
 
     serial = False
@@ -79,24 +79,24 @@ class Recompute(OnShortage, LearnsNothing):
         self.free_block_each = free_block_each
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """The plan as it is, or without those that leave no block for the others."""
+        """The plan as it is, or without the jobs that leave no block for the others."""
         if not self.free_block_each:
             return plan
         return make_room(view, plan, order, lambda *_: Fate.RECOMPUTE, serial=False, free_block_each=True)
 
     def ranks_nobody(self, view: StepView) -> bool:
-        """Always, while there are blocks."""
+        """True while there are blocks."""
         return True
 
 
 class Swap(OnShortage):
-    """Every victim is swapped; with `fallback`, one the host has no room for is recomputed.
+    """Every victim is swapped; with `fallback`, one for which the host has no room is recomputed.
 
-    Without it, such a job keeps its KV and pauses until others end; only when no other job could run either is
-    it recomputed after all. `serial` has the step wait for the copies decided with it, as vLLM 0.2.5 does; else
-    they go beside the steps. With `host_room` jobs also leave for what the residents hold more than the host's blocks
-    (`demand.within_host`), a lone one excepted. `min_residency`: steps for which a job that was just admitted is
-    spared. Source: the vLLM_S of AdaptiveLLM (section 1.7).
+    Without `fallback` such a job keeps its KV and pauses until others end; it is recomputed only if no other job could
+    run. With `serial` the step waits for the copies decided with it, as in vLLM 0.2.5; otherwise they run beside the
+    steps. With `host_room` jobs also leave for what the residents hold beyond the host's blocks (`demand.within_host`),
+    except for a lone job. `min_residency`: steps for which a newly admitted job is spared. Source: the vLLM_S of
+    AdaptiveLLM (section 1.7).
     """
 
     uses_host = True
@@ -118,7 +118,7 @@ class Swap(OnShortage):
         self._residency = Residency(min_residency)
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """The lowest ranked leave, as many as the step lacks blocks."""
+        """The lowest-ranked jobs leave, as many as the step lacks blocks."""
         return make_room(
             within_host(view) if self.host_room else view,
             plan,
@@ -133,26 +133,26 @@ class Swap(OnShortage):
         return Fate.SWAP if has_room else Fate.RECOMPUTE if self.fallback else None
 
     def ranks_nobody(self, view: StepView) -> bool:
-        """Always, while there are blocks."""
+        """True while there are blocks."""
         return True
 
     def next_change_s(self, view: StepView) -> float:
-        """Never; not known where jobs leave while the device has blocks."""
+        """Never; unknown if jobs may leave while the device has blocks."""
         return -inf if self.host_room else super().next_change_s(view)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Note which jobs came."""
+        """Note which jobs were admitted."""
         self._residency.observe(outcome)
 
 
 class Cheapest(OnShortage):
-    """A victim is swapped if that is predicted to cost others less time than to drop its KV (`cheaper_fate`).
+    """A victim is swapped if that is predicted to cost others less time than dropping its KV (`cheaper_fate`).
 
-    Ties, and a host without room, mean to recompute. `serial` has the step wait for the copies decided with it, as in
-    the paper. `min_residency`: steps for which a job that was just admitted is spared. With `always_recompute` both
-    costs are predicted and the answer is left unused, to measure what predicting costs. With `urgent` residents that
-    can spare their place also leave for a newcomer that is overdue or can be in time, where the order knows
-    (`make_urgent_room`, which says what `max_recomputed` bounds).
+    It is recomputed on a tie, and if the host has no room. With `serial` the step waits for the copies decided with it,
+    as in the paper. `min_residency`: steps for which a newly admitted job is spared. With `always_recompute` both costs
+    are predicted and ignored, to measure the cost of predicting. With `urgent`, residents that can spare their place
+    also leave for a newcomer that is overdue or can be in time, if the order knows (`make_urgent_room`, which explains
+    `max_recomputed`).
     """
 
     uses_host = True
@@ -180,7 +180,7 @@ class Cheapest(OnShortage):
         self._residency = Residency(min_residency)
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """The lowest ranked leave, as many as the step lacks blocks, each the cheaper way."""
+        """The lowest-ranked jobs leave, as many as the step lacks blocks, each the cheaper way."""
 
         def fate(job: Job, has_room: bool) -> Fate:
             cheaper = cheaper_fate(self._cost, view, job, has_room, serial=self.serial)
@@ -201,9 +201,9 @@ class Cheapest(OnShortage):
         return make_urgent_room(view, plan, order, fate, spared=recent, max_recomputed=self.max_recomputed)
 
     def ranks_nobody(self, view: StepView) -> bool:
-        """While there are blocks, and no job waits that room would be made for."""
+        """True while there are blocks, and no waiting job needs room to be made."""
         return not view.waiting
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Note which jobs came."""
+        """Note which jobs were admitted."""
         self._residency.observe(outcome)

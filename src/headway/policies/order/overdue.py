@@ -1,4 +1,4 @@
-"""A share of the engine for the jobs that have been left out for longest."""
+"""Reserves a share of the engine for the jobs that have been left out longest."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ _MOST_TIMES = 30.0
 
 
 def overdue_share(tail: float) -> float:
-    """Part of the engine that overdue jobs have: a hundredth up to `tail` 0.5, from there on growing to 0.3 at 1."""
+    """Share of the engine for overdue jobs: a hundredth up to `tail` 0.5, then growing to 0.3 at 1."""
     return LEAST_SHARE * float(_MOST_TIMES ** max(0.0, 2 * tail - 1))
 
 
 _MOST_LOOKED_AT = 32
-"""The oldest jobs that are left out, among which one that is not in time is looked for."""
+"""The oldest left-out jobs that are examined for one that is not in time."""
 
 InTime = Callable[[Sequence[Job], float], list[Job]]
-"""Which of some jobs are in time."""
+"""Returns which of some jobs are in time."""
 
 
 class Overdue:
     """The jobs that rank before all others, oldest first: they get at least `share` of the engine.
 
-    A job becomes overdue when the last step had nothing of it (it waits, or is paused), it is not in time, and it is
-    `patience_s` old. It stays overdue to its end, so that no job that made way for it takes its place again, unless it
-    turns out to be in time. Jobs without a target are never in time.
+    A job becomes overdue when the last step left it out (it waits, or is paused), it is not in time, and it is
+    `patience_s` old. It stays overdue until its end, so that no job that made way for it takes its place again, unless
+    it turns out to be in time. Jobs without a target are never in time.
 
-    The engine owes overdue jobs `share` of what it does. A job's part of a step is the mean of its parts of the tokens
-    and of the KV of that step. The next oldest job becomes overdue when nothing is owed back and all overdue jobs run.
+    The engine owes overdue jobs `share` of its work. A job's part of a step is the mean of its shares of that step's
+    tokens and KV. The next oldest job becomes overdue when no work is owed back and all overdue jobs run.
 
-    The bound: let a job that is not in time be left out, and let such jobs that are older need W engine seconds. It
-    becomes overdue at the latest W / `share` later, and then runs first. Jobs that come later add nothing to that.
-    First come, first served it would wait up to W: so no job waits more than 1 / `share` times as long. Costs: O(log n)
-    a job that comes, ends, or runs where it did not in the step before, or the reverse; else O(overdue) a step.
+    The bound: let a job that is not in time be left out, and let older such jobs need W engine seconds. It becomes
+    overdue at the latest W / `share` later, and then runs first. Later jobs add nothing to that. First come, first
+    served it would wait up to W: so no job waits more than 1 / `share` times as long. Costs: O(log n) for a job that
+    comes, ends, or starts or stops running; else O(overdue) a step.
     """
 
     def __init__(self, patience_s: float, share: float = LEAST_SHARE) -> None:
@@ -57,7 +57,7 @@ class Overdue:
         self._owed_more = 0.0
 
     def add(self, job: Job) -> None:
-        """A job has come."""
+        """A job arrived."""
         self._jobs.add(job)
         self._leave_out(job)
 
@@ -80,7 +80,7 @@ class Overdue:
         return late[: len(held) + 1]
 
     def _next(self, now_s: float) -> Sequence[Job]:
-        """The jobs of which the first late one becomes overdue now, the oldest first."""
+        """The jobs of which the first late one becomes overdue now, oldest first."""
         if self._owed_at(now_s) < 0 or not all(job in self._ran for job in self._overdue):
             return ()
         long_ago_s = now_s - self.patience_s
@@ -89,11 +89,11 @@ class Overdue:
         return list(islice(old_enough, _MOST_LOOKED_AT))
 
     def _owed_at(self, now_s: float) -> float:
-        """Engine seconds that overdue jobs are owed; negative where they have had more than their share."""
+        """Engine seconds that overdue jobs are owed; negative if they have had more than their share."""
         return min(0.0, self._owed_s + max(0.0, now_s - self._seen_s) * self._owed_more)
 
     def observe(self, outcome: StepOutcome, on_time: InTime) -> None:
-        """Note which jobs are overdue in this step, and what the step before has changed in what they are owed."""
+        """Note which jobs are overdue in this step, and how the step before changed what they are owed."""
         self._owed_s, self._seen_s = self._owed_at(outcome.now_s), outcome.now_s
         self._overdue = dict.fromkeys(self.of(outcome.now_s, on_time))
         self._follow(outcome.tokens)
@@ -102,7 +102,7 @@ class Overdue:
         )
 
     def _follow(self, tokens: Mapping[Job, int]) -> None:
-        """Note which jobs a step leaves out that the one before did not, and the reverse."""
+        """Note which jobs a step newly leaves out, and which it newly serves."""
         runs = set(tokens)
         for job in runs - self._ran:
             self._left_out.discard(job)
@@ -115,7 +115,7 @@ class Overdue:
 
 
 def _part(tokens: Mapping[Job, int], jobs: Collection[Job]) -> float:
-    """The part of a step that it does for these jobs: the mean of their parts of its tokens and of its KV."""
+    """The part of a step spent on these jobs: the mean of their shares of its tokens and of its KV."""
     if not jobs:
         return 0.0
     of_tokens = sum(map(tokens.__getitem__, jobs)) / sum(tokens.values())

@@ -1,4 +1,4 @@
-"""Work of a step, counted: floating-point operations and bytes of memory traffic."""
+"""Counts the work of a step: floating-point operations and bytes of memory traffic."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from headway.predict.models.model_shape import ModelShape
 class Roofline:
     """Counts what one of an instance's GPUs does in a step.
 
-    Real operations and real bytes, with grouped-query attention, gated feed-forward, causal attention, the
-    current chunk, and the LM head for one position a job. Tensor parallelism divides weights, heads and
-    inner activations; activations as wide as the hidden size stay whole on each GPU, and a GPU holds at
-    least one KV head. Layers with a sliding window read and multiply what is in it. Of several experts, those are
-    read that are expected to be chosen by some token.
+    Counts real operations and bytes, with grouped-query attention, gated feed-forward, causal attention, the current
+    chunk, and the LM head for one position a job. Tensor parallelism divides weights, heads and inner activations;
+    activations as wide as the hidden size stay whole on each GPU, and a GPU holds at least one KV head. Layers with a
+    sliding window only process the window. Of several experts, those count that some token is expected to choose.
     Source: Ascendra section 4.2, corrected; the attention of FlashAttention-2 (Dao 2023).
     """
 
@@ -52,33 +51,33 @@ class Roofline:
         return self.product_flops(shape) + self.prefill_attention_flops(shape) + self._decode_pairs * decodes
 
     def product_flops(self, shape: BatchShape) -> float:
-        """Of the operations, those that are matrix products with weights."""
+        """The part of the operations in matrix products with weights."""
         return self._token_flops * shape.num_tokens + self._job_flops * shape.num_jobs
 
     def prefill_attention_flops(self, shape: BatchShape) -> float:
-        """Of the operations, those that are attention of jobs with more than one new token."""
+        """The part of the operations in attention of jobs with more than one new token."""
         windowed = sum(flops * kind.seen(shape).prefill_pairs for kind, flops, _ in self._windowed)
         return self._pair_flops * shape.prefill_pairs + windowed
 
     def weight_bytes(self, shape: BatchShape) -> float:
-        """Of the bytes, those that are weights."""
+        """The part of the bytes that is weights."""
         return self._fixed_bytes + self._expert_bytes * self._experts_read(shape.num_tokens)
 
     def prefill_context_bytes(self, shape: BatchShape) -> float:
-        """Of the bytes, those that are KV read for jobs with more than one new token."""
+        """The part of the bytes that is KV read for jobs with more than one new token."""
         windowed = sum(size * kind.seen(shape).prefill_context_tokens for kind, _, size in self._windowed)
         return self._context_bytes * shape.prefill_context_tokens + windowed
 
     def mixed_context_bytes(self, shape: BatchShape) -> float:
-        """Of the bytes, those that are KV read for decodes beside prompts; 0 in a step of decodes alone."""
+        """The part of the bytes that is KV read for decodes beside prompts; 0 in a step of decodes alone."""
         alone = shape.num_tokens == shape.num_decodes
         return 0.0 if alone else self._decode_context_bytes(shape)
 
     def bytes(self, shape: BatchShape) -> float:
-        """Bytes each GPU reads and writes."""
+        """Bytes that each GPU reads and writes."""
         context_bytes = self.prefill_context_bytes(shape) + self._decode_context_bytes(shape)
-        # A decode's own key and value are in its context already: counting them once more as written is
-        # less than a part in a hundred of its traffic.
+        # A decode's own key and value are in its context already: counting the write too would add less than one per
+        # cent.
         return self.weight_bytes(shape) + self._token_bytes * shape.num_tokens + context_bytes
 
     def _decode_context_bytes(self, shape: BatchShape) -> float:
@@ -86,7 +85,7 @@ class Roofline:
         return self._context_bytes * shape.decode_context_tokens + windowed
 
     def _experts_read(self, num_tokens: int) -> float:
-        """Share of the feed-forward weights that some token needs, if tokens choose evenly."""
+        """Share of the expert weights that some token needs, if tokens choose evenly."""
         model = self.model
         if not model.num_experts:
             return 1.0
