@@ -9,11 +9,9 @@ from typing import ClassVar
 from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
-from headway.policies.batching.admission import (
-    candidates,
+from headway.policies.batching.admission import candidates, fitting, fitting_or_ready
+from headway.policies.batching.whole_prompts import (
     check_padding,
-    fitting,
-    fitting_or_ready,
     prompts_of_step,
     ranked_queues,
     residents_next_blocks,
@@ -35,7 +33,7 @@ class PrefillFirst(Unchanging, LearnsNothing):
     same step.
 
     With `max_padding_tokens` prompts are padded to the longest of their step, as vLLM 0.2.1 to 0.3.3 does: see
-    `admission.prompts_of_step`. With `host_room` a job starts or comes back only while the blocks of all
+    `whole_prompts.prompts_of_step`. With `host_room` a job starts or comes back only while the blocks of all
     residents, its own and one more fit the host's together, so that any job that has to leave finds room there
     (AdaptiveLLM section 1.7); in an empty engine a waiting job starts whatever the host has.
     """

@@ -9,8 +9,7 @@ from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.admission import first_queued, starts_beside
-from headway.policies.batching.decode_first import decodes_first, split_ranked
-from headway.policies.batching.step_shapes import left_tokens
+from headway.policies.batching.step_shapes import decodes_first, left_tokens, split_ranked
 from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 MOST_MISFITS = 8
@@ -32,7 +31,7 @@ class TopJobs(Unchanging, LearnsNothing):
     are under way, each of the highest that are not in another.
 
     Costs: O((residents + seats) log) a step, and a memory check for each newcomer that the step has tokens for;
-    O(residents) with a ranking of prompts and newcomers alone where there is a place and a block for every resident.
+    O(residents) with a ranking of prompts alone where there is a place and a block for every resident.
     """
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
@@ -44,14 +43,14 @@ class TopJobs(Unchanging, LearnsNothing):
             run = view.residents if len(pending) == len(view.residents) else pending
             return StepPlan(run=run, token_budget=view.max_tokens)
         takes = self._takes(view, order, queued) if queued else None
-        decodes: Sequence[Job] = ()
-        contenders: Sequence[Job] = pending
-        if takes is None and _all_served(view, pending, queued):
-            # Ranks decide of prompts and newcomers alone.
-            decodes, contenders = split_ranked(pending)
-        ranked = order.rank([*contenders, *queued], view.now_s)
+        if pending and takes is None and _all_served(view, pending, queued):
+            # No job pauses for a newcomer, and the engine passes over those that cannot start.
+            decodes, prompts = split_ranked(pending)
+            ranked = order.rank(prompts, view.now_s) if len(prompts) > 1 else prompts
+            return StepPlan(run=[*decodes, *ranked], admit=queued, token_budget=view.max_tokens)
+        ranked = order.rank([*pending, *queued], view.now_s)
         run, starting = _top(view, ranked, set(queued), takes)
-        run = [*decodes, *run] if decodes else decodes_first(run)
+        run = decodes_first(run)
         # With room set aside only jobs that have some may start; in an empty engine any that is ready.
         others: Sequence[Job] = queued if takes is None or not (view.residents or starting) else ()
         if starting and others:

@@ -198,10 +198,10 @@ class RemainingWork:
     def outdated(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
         """Returns those of `jobs` that are to be estimated anew once they have brought so many tokens more.
 
-        O(jobs), without calls.
+        A job that is gone never is. O(jobs).
         """
-        until = self._until_tokens
-        return [job for job in jobs if job.num_output_tokens + coming_tokens >= until[job]]
+        until = self._until_tokens.get
+        return [job for job in jobs if job.num_output_tokens + coming_tokens >= until(job, inf)]
 
     def doubt(self, job: Job) -> None:
         """What was estimated of a job holds no longer."""
