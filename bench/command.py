@@ -1,4 +1,4 @@
-"""The command line of a bench: its usual options, how presets are chosen, and what it says while it runs."""
+"""Command lines of the benches: common options, the choice of presets, and progress messages."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _Found = TypeVar("_Found")
 
 
 def say(line: str) -> None:
-    """A line on stderr, at once."""
+    """Write a line to stderr at once."""
     print(line, file=sys.stderr, flush=True)
 
 
 def command_line(described: str | None) -> ArgumentParser:
-    """A bench's parser: its description as it is written, and `--json`."""
+    """A bench's parser, with its description and `--json`."""
     parser = ArgumentParser(description=described, formatter_class=RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
     return parser
 
 
 def out_option(parser: ArgumentParser, what: str = "what is measured") -> None:
-    """Add `--out`, the folder that is resumed."""
+    """Add `--out`, a folder in which an interrupted run continues."""
     parser.add_argument("--out", type=Path, required=True, help=f"folder for {what}; resumed if there")
 
 
@@ -41,7 +41,7 @@ def markdown_option(parser: ArgumentParser, told: str = "a table in place of JSO
 
 
 def jobs_option(parser: ArgumentParser) -> None:
-    """Add `--jobs`, the processes that simulate."""
+    """Add `--jobs`, the number of simulating processes."""
     parser.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one a core)"
     )
@@ -55,7 +55,7 @@ def stream_options(
     loads: Sequence[float] | None = None,
     profile_s: float | None = None,
 ) -> None:
-    """Add those of `--seconds`, `--seeds`, `--load` and `--profile-seconds` that have a default."""
+    """Add those of `--seconds`, `--seeds`, `--load` and `--profile-seconds` for which a default is given."""
     add = parser.add_argument
     if seconds is not None:
         add("--seconds", type=float, default=seconds, help=f"of arrivals a run (default {seconds:g})")
@@ -69,19 +69,19 @@ def stream_options(
 
 
 def preset_option(parser: ArgumentParser, flag: str, explained: str) -> None:
-    """Add an option that names presets, one each time it is given."""
+    """Add a repeatable option that names presets."""
     parser.add_argument(
         flag, action="append", choices=list(known_presets()), metavar="PRESET", help=explained
     )
 
 
 def pauses(preset: Preset) -> bool:
-    """Whether it lets more requests be resident than run, so that a batch narrower than the slots matters."""
+    """Whether the preset lets more requests be resident than run, so that a batch narrower than the slots matters."""
     return preset.batching.partition(":")[0] == "top-jobs"
 
 
 def moves_ahead(preset: Preset) -> bool:
-    """Whether it copies KV to the host and back before it has to."""
+    """Whether the preset copies KV to the host and back ahead of need."""
     eviction = build_policy(preset).eviction
     return isinstance(eviction, Proactive) and eviction.ahead and not eviction.drop
 
@@ -92,7 +92,9 @@ def all_done(
     jobs: int,
     told: Callable[[_Run, _Found], str] | None = None,
 ) -> dict[_Run, _Found]:
-    """What `work`, a function of a module, makes of each run, in up to `jobs` processes; says how far it is."""
+    """The result of `work` (a module-level function) for each run, in up to `jobs` processes, with progress
+    messages.
+    """
     found: dict[_Run, _Found] = {}
     for run, result in in_processes(partial(_named, work), todo, jobs):
         found[run] = result

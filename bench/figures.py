@@ -1,4 +1,4 @@
-"""The figures of compared runs: gains and losses over the seeds of a cell, completion times."""
+"""Figures that compare runs: gains and losses over the seeds of a cell, and completion times."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SHOWN = (*METRICS, "p99_jct_s", "mean_ttft_s", "p99_ttft_s", "p99_tbt_s", "throu
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """One system's runs of a cell: the records of each seed, in the order of the seeds."""
+    """One system's runs of a cell: the records of each seed, in order."""
 
     by_seed: Sequence[Sequence[Record]]
 
     def summaries(self) -> list[Summary]:
-        """One for each seed."""
+        """A summary for each seed."""
         return [summarize(records) for records in self.by_seed]
 
 
@@ -34,14 +34,14 @@ def values(summaries: Sequence[Summary], metric: str) -> list[float | None]:
 
 
 def gain(metric: str, own: float | None, other: float | None) -> float | None:
-    """How many times as good: goodput over the other's, the other's time over ours; None where one is missing or 0."""
+    """How many times better: the ratio of goodputs, or the inverse ratio of times; None if one is missing or 0."""
     if not own or not other:
         return None
     return own / other if metric == GOODPUT else other / own
 
 
 def loss(metric: str, own: float | None, other: float | None) -> float | None:
-    """By how much behind: the difference in share, or the share of time more; below 0 where ahead."""
+    """The loss: the difference of shares, or the relative excess of time; negative if better."""
     if own is None or other is None or (metric != GOODPUT and not other):
         return None
     return other - own if metric == GOODPUT else own / other - 1
@@ -64,7 +64,7 @@ def versus(metric: str, own: Sequence[Summary], other: Sequence[Summary]) -> dic
 def figures(runs: Runs, classes: Mapping[Slo, str]) -> dict[str, Any]:
     """One system's figures: means over the seeds, goodput and mean JCT by seed too, and goodput by class of clients.
 
-    `unanswered` is the share of requests that were shed, expired or failed: latencies are of the others alone.
+    `unanswered` is the share of requests that were shed, expired or failed; latencies are of the others.
     """
     summaries = runs.summaries()
     return {
@@ -76,7 +76,7 @@ def figures(runs: Runs, classes: Mapping[Slo, str]) -> dict[str, Any]:
 
 
 def _by_class(runs: Runs, classes: Mapping[Slo, str]) -> dict[str, float]:
-    """The share that met its targets of each class that there is, over all seeds."""
+    """The share of each class of clients that met its targets, over all seeds."""
     met: dict[str, list[bool]] = {}
     for records in runs.by_seed:
         for record in ends(records):
@@ -86,7 +86,7 @@ def _by_class(runs: Runs, classes: Mapping[Slo, str]) -> dict[str, float]:
 
 
 def jcts_s(records: Iterable[Record]) -> list[float]:
-    """Each request's completion time; of one that was not answered, 0."""
+    """Each request's completion time; 0 for one that was not answered."""
     return [jct_s(record) or 0.0 for record in records]
 
 
@@ -101,7 +101,7 @@ def means(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def number(value: float | None) -> str:
-    """A figure in a table; a dash where there is none."""
+    """A figure in a table; a dash if there is none."""
     return "–" if value is None else f"{value:.3g}"
 
 

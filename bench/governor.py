@@ -1,4 +1,4 @@
-"""Policies that are told wrong predictions, and what their governor makes of that."""
+"""Policies that are told wrong predictions, and how their governor reacts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from headway.statistics import mean_of_known
 
 @dataclass(frozen=True, slots=True)
 class WrongSteps:
-    """What an engine has learned, with every step taken to last `factor` times as long as it does.
+    """An engine's learned costs, except that every step is predicted to last `factor` times as long.
 
-    It stays wrong however much is learned, since what is learned is the truth. Copies are told as they are.
+    Learning does not correct it, since the error is applied to what is learned. Copies keep their true cost.
     """
 
     learned: CostModel
@@ -34,19 +34,19 @@ class WrongSteps:
 
     @property
     def kv_tokens(self) -> int:
-        """As they are."""
+        """As in the true model."""
         return self.learned.kv_tokens
 
     def prefill_s(self, num_tokens: int) -> float:
-        """Seconds one prompt of `num_tokens` tokens is wrongly said to take alone."""
+        """`factor` times the seconds of one prompt of `num_tokens` tokens alone."""
         return self.factor * self.learned.prefill_s(num_tokens)
 
     def step_s(self, shape: BatchShape) -> float:
-        """Seconds a step of this shape is wrongly said to take."""
+        """`factor` times the seconds of a step of this shape."""
         return self.factor * self.learned.step_s(shape)
 
     def step_within_s(self, shape: BatchShape, confidence: float) -> float:
-        """Seconds that a step of this shape is wrongly said to stay within with this probability."""
+        """`factor` times the seconds within which a step of this shape stays with this probability."""
         return self.factor * self.learned.step_within_s(shape, confidence)
 
     def swap_out_s(self, num_blocks: int) -> float:
@@ -63,12 +63,12 @@ class WrongSteps:
 
 
 def wrong_by(factor: float) -> Callable[[CostModel], CostModel]:
-    """Makes of a cost model one that is wrong about steps by this factor."""
+    """Wraps a cost model so that its step times are wrong by this factor."""
     return partial(WrongSteps, factor=factor)
 
 
 def told_wrongly(build: PolicyFactory, factor: float) -> PolicyFactory:
-    """A factory of the same policies, which are told that steps take `factor` times as long; at 1 the same factory."""
+    """A factory of the same policies with step times wrong by `factor`; at 1 the same factory."""
     if factor == 1:
         return build
 
@@ -93,20 +93,20 @@ class TimesSteps(Protocol):
 
     @property
     def trusts_step_times(self) -> bool:
-        """Whether it goes by predicted step times now."""
+        """Whether the order uses predicted step times now."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From when on it goes by what: the first is how it began."""
+    """A change of the basis that a governor orders by, with its time; the first is the basis at the start."""
 
     at_s: float
     goes_by: str
 
 
 class GovernorWatch:
-    """Notes the changes of one policy; None, vLLM's own scheduler, never changes."""
+    """Notes the changes of one policy's governor; None, vLLM's own scheduler, has none."""
 
     def __init__(self, policy: Policy | None) -> None:
         order = None if policy is None else policy.order
@@ -116,14 +116,14 @@ class GovernorWatch:
         self.changes: list[Change] = []
 
     def look(self, now_s: float) -> None:
-        """See what it goes by now. O(1)."""
+        """Note the basis in use now. O(1)."""
         found = self.goes_by
         if not self.changes or self.changes[-1].goes_by != found:
             self.changes.append(Change(now_s, found))
 
     @property
     def goes_by(self) -> str:
-        """`arrival` while step times are not trusted, whatever it thinks of lengths."""
+        """The basis in use; `arrival` while step times are not trusted, whatever the governor thinks of lengths."""
         if self._steps is not None and not self._steps.trusts_step_times:
             return NO_STEPS
         if self._lengths is None:
@@ -132,7 +132,7 @@ class GovernorWatch:
 
 
 def shares(changes: Sequence[Change], end_s: float) -> dict[str, float]:
-    """The share of the time from the first look to `end_s` that it went by each; empty without a governor."""
+    """The share of the time from the first look to `end_s` for each basis; empty without a governor."""
     if not changes or end_s <= changes[0].at_s:
         return {}
     until_s = [*(change.at_s for change in changes[1:]), end_s]
@@ -145,7 +145,7 @@ def shares(changes: Sequence[Change], end_s: float) -> dict[str, float]:
 
 
 def governor_figures(changes: Sequence[Sequence[Change]], ends_s: Sequence[float]) -> dict[str, Any]:
-    """Of several runs: what the governor went by for which share of the time, and its steps in the first."""
+    """Over several runs: the share of time of each basis, and the changes in the first run."""
     by_run = [shares(each, end_s) for each, end_s in zip(changes, ends_s, strict=True)]
     names = sorted({name for each in by_run for name in each})
     return {
@@ -158,13 +158,13 @@ def governor_figures(changes: Sequence[Sequence[Change]], ends_s: Sequence[float
 # ---- ways of breaking predictions --------------------------------------------------------------------
 
 REFERENCES = ("fastserve", "sarathi")
-"""What needs no predictions."""
+"""Policies that need no predictions."""
 WRONG_BY = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What predicts lengths, and how many times as long as they take steps are said to take."""
+    """A way to break predictions: the predictor of lengths, and the factor on step times."""
 
     name: str
     predictor: str
@@ -172,7 +172,7 @@ class Way:
 
 
 def ways(honest: str) -> tuple[Way, ...]:
-    """All of them, and beside them the predictor that is not broken."""
+    """All ways, and beside them the unbroken predictor."""
     random = "broken:way=random"
     return (
         Way("honest", honest),

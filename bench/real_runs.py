@@ -1,4 +1,4 @@
-"""Runs on a live engine: contenders, the engine that serves, what is kept of a run, and the same run simulated."""
+"""Runs on a live engine: contenders, the serving engine, the stored results, and the same run simulated."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ from headway.whole_file import write_whole
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """What serves: vLLM's own scheduler, or a policy of Headway's and the predictor of lengths for it.
+    """What serves: vLLM's own scheduler, or one of Headway's policies with its predictor of lengths.
 
-    `policy`, with `parts` in place of its own, is also what it is in the simulator. `steps`: how many times as long as
-    they take the policy is told that steps take.
+    `policy`, with `parts` in place of its own, is also used in the simulator. `steps` is the factor by which the step
+    times that the policy is told are too long.
     """
 
     name: str
@@ -59,7 +59,9 @@ class Contender:
     parts: Parts = OWN_PARTS
 
     def put_in(self, engine: SteppedEngine, seats: int | None) -> None:
-        """Let it schedule an idle engine from now on, so many requests a step; None: as many as there are slots."""
+        """Let the contender schedule an idle engine from now on, with this many requests a step; None: as many as
+        there are slots.
+        """
         if self.stock is not None:
             engine.schedule_with_stock(self.stock, seats)
             return
@@ -73,7 +75,7 @@ class Contender:
 
 STOCK = Contender("stock", "vllm", stock="fcfs")
 CONTROL = Contender("stock again", "vllm", stock="fcfs")
-"""Stock on another engine: how far it is from itself is how far differences mean nothing."""
+"""Stock on another engine. Its difference from stock is noise, so smaller differences mean nothing."""
 PRIORITY = Contender("priority", "priority", stock="priority")
 
 
@@ -82,7 +84,7 @@ PRIORITY = Contender("priority", "priority", stock="priority")
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One stream under one contender; `kind` of clients, empty where it makes no difference to what serves."""
+    """One stream under one contender; `kind` of clients, empty where it makes no difference to the server."""
 
     contender: Contender
     kind: str
@@ -91,16 +93,16 @@ class Run:
     seed: int
 
     def file(self, out: Path) -> Path:
-        """Where what it came to is kept."""
+        """The file of its result."""
         name = re.sub("[^a-z0-9.]+", "-", self.contender.name)
         return out / f"{name}-{self.kind or 'any'}-{self.seats}-{self.load:g}-{self.seed}.json"
 
 
 class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run came to: its requests in the order of the stream, Headway's counters, the governor's changes.
+    """The result of a run: its requests in the order of the stream, Headway's counters, the governor's changes.
 
-    `speed`: how many times as fast the machine was before it as when capacity was measured; all times are by that.
-    `schedule_s` are the seconds of each `schedule`, where they were taken.
+    `speed`: the machine's speed before the run relative to its speed when capacity was measured; all times are
+    corrected by it. `schedule_s` are the seconds of each `schedule`, where they were measured.
     """
 
     served: list[ServedRequest]
@@ -116,14 +118,14 @@ class KeptRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CapacityFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured before anything was compared."""
+    """What was measured before the comparison."""
 
     capacity_rps: float
     asynchronous: bool
 
 
 def kept(run: Run, out: Path) -> KeptRun:
-    """What a run that was done came to."""
+    """The stored result of a run."""
     return msgspec.json.decode(run.file(out).read_bytes(), type=KeptRun)
 
 
@@ -153,7 +155,7 @@ def do_run(
 
 
 def records(requests: Sequence[TraceRequest], served: Sequence[ServedRequest]) -> list[Record]:
-    """What became of these requests, judged by the targets they have here."""
+    """The records of these requests, judged by the targets that they have here."""
     return [_record(request, each) for request, each in zip(requests, served, strict=True)]
 
 
@@ -181,7 +183,7 @@ def capacity_rps(
     seed: int,
     own_stops: bool = True,
 ) -> float:
-    """Requests a second that stock gets through with so many seats when the requests of `burst` are all there."""
+    """Requests a second of stock with this many seats when all requests of `burst` are queued."""
     STOCK.put_in(engine, seats)
     return served_rps(serve(engine, burst, seed, own_stops=own_stops, clock=clock))
 
@@ -189,20 +191,20 @@ def capacity_rps(
 # ---- the engine ----------------------------------------------------------------------------------------
 
 MID = "mid"
-"""How the made model of 46 million parameters is called here."""
+"""The name of the made model of 46 million parameters."""
 
 
 def no_requests() -> Sequence[TraceRequest]:
-    """For an engine that serves nothing before its first run."""
+    """No requests, for an engine that serves nothing before its first run."""
     return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """Which engine serves: `kv_blocks` on the device, and `host_gib` on the host.
+    """The serving engine: `kv_blocks` on the device, and `host_gib` on the host.
 
-    0 for slots or blocks leaves them to vLLM. `flags` are vLLM's others. `warm` gives what the engine serves before it
-    counts as started.
+    0 for slots or blocks leaves them to vLLM. `flags` are further flags of vLLM. `warm` gives the requests that the
+    engine serves before it counts as started.
     """
 
     model: str
@@ -214,22 +216,22 @@ class EngineSpec:
     warm: Callable[[], Sequence[TraceRequest]] = no_requests
 
     def of(self, contender: Contender) -> EngineSpec:
-        """The contender's engine: stock has nothing on the host, so that nothing of Headway is left in it."""
+        """The contender's engine: stock gets no host memory, so that nothing of Headway is left in it."""
         return self if contender.stock is None else replace(self, host_gib=0.0)
 
     @property
     def model_folder(self) -> str:
-        """What vLLM is started with."""
+        """The model folder that vLLM is started with."""
         return str(ensure_mid_model()) if self.model == MID else self.model
 
     def vllm_flags(self) -> tuple[str, ...]:
-        """All of vLLM's flags; its count of blocks has its null block too."""
+        """All of vLLM's flags; vLLM's number of blocks includes its null block."""
         blocks = ("--num-gpu-blocks-override", str(self.kv_blocks + 1)) if self.kv_blocks else ()
         slots = ("--max-num-seqs", str(self.slots)) if self.slots else ()
         return (*self.flags, "--block-size", str(self.block_tokens), *slots, *blocks)
 
     def settings(self) -> EngineSettings:
-        """Headway's, to start an engine with."""
+        """Headway's settings for the engine."""
         return EngineSettings(host_kv=HostKv(gib=self.host_gib) if self.host_gib else None)
 
     @contextmanager
@@ -245,7 +247,7 @@ class EngineSpec:
 
 
 def side_by_side(runs: Iterable[Run]) -> list[list[Run]]:
-    """The runs of each seed and load, which serve together."""
+    """Groups of runs that serve together: those of each seed and load."""
     return compared(runs, by=lambda run: (run.seed, run.load))
 
 
@@ -276,7 +278,7 @@ _Engine = TypeVar("_Engine", bound=SteppedEngine)
 
 
 def kept_apart(start: Callable[[], _Engine]) -> _Engine:
-    """An engine with its worker on the first cores and this loop on the last, so that they do not trade places."""
+    """An engine whose worker has the first cores and whose loop has the last, so that they do not trade places."""
     cores = sorted(os.sched_getaffinity(0))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     if len(cores) > 1:
@@ -300,7 +302,7 @@ class TwinEngine:
     asynchronous: bool
 
     def records(self, run: Run, requests: Sequence[TraceRequest], *, max_output_tokens: int) -> list[Record]:
-        """What becomes of the stream there, its answers as long as the trace says."""
+        """Records of the simulated stream, with answers as long as the trace says."""
         contender = run.contender
         return simulate_policy(
             requests,
@@ -312,7 +314,7 @@ class TwinEngine:
         ).records
 
     def _limits(self, contender: Contender, seats: int) -> EngineLimits:
-        """Stock has as many slots as seats."""
+        """The engine's limits; stock has as many slots as seats."""
         stock = contender.stock is not None
         block_bytes = self.costs.kv_bytes_per_token * self.spec.block_tokens
         return EngineLimits(
@@ -328,7 +330,7 @@ class TwinEngine:
 
 
 def profiled(file: Path, spec: EngineSpec, seconds: float) -> Calibration:
-    """The costs of an engine, kept in `file`; measured for about so long unless they are there."""
+    """The costs of an engine, kept in `file`; unless the file exists they are measured for about this many seconds."""
     if not file.exists():
         say("profiling")
         engine = SteppedEngine(spec.model_folder, spec.vllm_flags(), spec.settings())
@@ -344,7 +346,7 @@ def profiled(file: Path, spec: EngineSpec, seconds: float) -> Calibration:
 
 
 def profile_for(engine: SteppedEngine, profiler: Profiler, seconds: float) -> None:
-    """Go on with the profile for about so long."""
+    """Continue the profile for about this many seconds."""
     engine.schedule_with(EngineSettings())
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:

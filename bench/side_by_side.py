@@ -1,4 +1,4 @@
-"""Engines in processes of their own that take turns, so that compared runs meet the same machine."""
+"""Engines in processes of their own that take turns, so that compared runs meet the same machine speed."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from headway.statistics import mean
 # ---- a clock of an engine's own ------------------------------------------------------------------------
 
 TURN_S = 0.1
-"""Of an engine's own time: long beside what it costs to find the caches full of another's weights, short beside what
-a machine's speed takes to change.
+"""Length of a turn in an engine's own time: long beside the cost of caches full of another's weights, short beside
+the time in which a machine's speed changes.
 """
 
 
 class TurnTime:
-    """An engine's own: what it has worked, and the times between requests, which it does not wait for.
+    """An engine's own clock: it advances while the engine works, and jumps over the times between requests.
 
-    The holder of the turn works, the others stand still, and no clock but its own goes on. So engines that serve the
-    same stream are compared within tenths of a second, whatever the machine's speed does from one second to the next.
-    A turn is TURN_S or a step, whichever is longer; `turns` brings each, and is told at its end whether this engine
-    wants more. Its worker processes are stopped meanwhile: vLLM's look for work without a rest for a second after the
-    last. Used as a context: what is done before and after the stream needs the turn too. While the machine's clock
-    goes on by a second this one goes on by `speed`: half of one where the machine has become half as fast.
+    The holder of the turn works while the others stand still, and only its own clock advances. So engines that serve
+    the same stream are compared within tenths of a second, whatever the machine's speed does from one second to the
+    next. A turn is TURN_S or a step, whichever is longer; `turns` delivers each, and is told at its end whether this
+    engine wants more. The engine's worker processes are stopped meanwhile, since vLLM's workers look for work without a
+    rest for a second after the last. Used as a context: work before and after the stream needs the turn too. While the
+    machine's clock advances by a second this one advances by `speed`: by half of one where the machine has become half
+    as fast.
     """
 
     def __init__(self, turns: Connection, worker_pids: Sequence[int], speed: float = 1.0) -> None:
@@ -53,26 +54,26 @@ class TurnTime:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Leave the rest to the others."""
+        """Give up the turn for good."""
         self._turns.send(False)
 
     def begin(self) -> None:
-        """The stream begins now."""
+        """The stream begins now: set the clock to 0."""
         self._origin_s = time.perf_counter()
         self._turn_ends_s = TURN_S
 
     def now_s(self) -> float:
-        """Seconds of the stream, the others' turns left out."""
+        """Seconds of the stream, without the others' turns."""
         return (time.perf_counter() - self._origin_s) * self.speed
 
     def idle(self, until_s: float) -> None:
-        """It is then at once."""
+        """Advance the clock to this time at once."""
         skipped_s = max(0.0, until_s - self.now_s())
         self._origin_s -= skipped_s / self.speed
         self._turn_ends_s += skipped_s
 
     def stepped(self) -> None:
-        """A step is over, and perhaps the turn."""
+        """Count a step as done, which may end the turn."""
         now_s = self.now_s()
         if now_s < self._turn_ends_s:
             return
@@ -99,24 +100,24 @@ class HasWorkers(Protocol):
 
     @property
     def worker_pids(self) -> list[int]:
-        """Their processes."""
+        """The workers' process ids."""
 
 
 _Engine = TypeVar("_Engine", bound=HasWorkers)
 _Engine_co = TypeVar("_Engine_co", bound=HasWorkers, covariant=True)
 _Found = TypeVar("_Found")
 Work = Callable[[_Engine, EngineClock], _Found]
-"""A run: what an engine does by a clock of its own, and what came of it. Goes to the engine's process and back."""
+"""A run: serves on an engine by that engine's own clock and returns a result. Sent to the engine's process and back."""
 
 
 class EngineKind(Protocol[_Engine_co]):
-    """Which engine: equal ones do for each other."""
+    """A specification of an engine: equal ones are interchangeable."""
 
     def __hash__(self) -> int:
-        """Of what makes it equal to others."""
+        """Consistent with equality."""
 
     def serving(self) -> AbstractContextManager[_Engine_co]:
-        """A warm engine."""
+        """Start a warm engine."""
 
 
 class EngineProcess:
@@ -133,11 +134,11 @@ class EngineProcess:
         )
 
     def begin(self, work: Work[Any, _Found], speed: float = 1.0) -> Future[_Found]:
-        """Start a run, which goes on turn by turn; `speed` as `TurnTime` has it."""
+        """Start a run, which goes on turn by turn; `speed` is as in `TurnTime`."""
         return self._process.submit(_do, work, speed)
 
     def turn(self) -> bool:
-        """Let it work on its run for a turn; whether it wants more: not when the run is over, or it has died."""
+        """Let it work on its run for a turn; return whether it wants more: not when the run is over, or it has died."""
         try:
             self._turns.send(None)
             goes_on: bool = self._turns.recv()
@@ -146,7 +147,7 @@ class EngineProcess:
         return goes_on
 
     def __enter__(self) -> Self:
-        """Once the engine has started."""
+        """Wait until the engine has started."""
         self._process.submit(_started).result()
         self._theirs.close()  # so that the end of the process is the end of the pipe
         return self
@@ -155,7 +156,7 @@ class EngineProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """End the engine and its process."""
-        with suppress(BrokenProcessPool):  # it has died, which its caller has heard
+        with suppress(BrokenProcessPool):  # its caller has heard that it died
             self._process.submit(_stop).result()
         self._process.shutdown()
 
@@ -163,7 +164,7 @@ class EngineProcess:
 def do_in_turn(
     engines: Sequence[EngineProcess], works: Sequence[Work[Any, _Found]], speed: float = 1.0
 ) -> list[Future[_Found]]:
-    """Do runs, each on its own engine, at the same pace of the machine; all have ended, well or not."""
+    """Do runs, each on its own engine, at the same machine speed; return once all have ended, well or not."""
     begun = [engine.begin(work, speed) for engine, work in zip(engines, works, strict=True)]
     working = list(engines)
     while working:
@@ -187,7 +188,9 @@ def _start(kind: EngineKind[Any], parent_pid: int, turns: Connection) -> None:
 
 
 def _end_with(parent_pid: int) -> None:
-    """A bench that is killed leaves no engine behind; the engine's own processes end with this one."""
+    """End this process when the bench ends, so that a killed bench leaves no engine behind; the engine's own
+    processes end with this one.
+    """
     while os.getppid() == parent_pid:
         time.sleep(1)
     for engine in _engines:
@@ -196,7 +199,7 @@ def _end_with(parent_pid: int) -> None:
 
 
 def _started() -> None:
-    """Nothing but to be answered."""
+    """Do nothing: an answer shows that the process has started."""
 
 
 def _stop() -> None:
@@ -209,15 +212,16 @@ def _do(work: Work[Any, _Found], speed: float) -> _Found:
 
 
 MOST_TOGETHER = 16
-"""Engines at once, as many as `headway_real.py --broken` compares; each takes a GB of memory and more. Of more runs
-that are compared the others come after them, and what differs then may be the machine."""
+"""Most engines at once, as many as `headway_real.py --broken` compares; each takes at least a GB of memory. With
+more compared runs the rest come after them, and a difference may then be the machine's.
+"""
 _GAUGED = 2
 _Run = TypeVar("_Run")
 
 
 @dataclass(frozen=True, slots=True)
 class Lane(Generic[_Engine, _Found]):
-    """One run: on which engine, what it does, and what keeps the result."""
+    """One run: its engine, its work, and a function that keeps the result."""
 
     engine: EngineKind[_Engine]
     work: Work[_Engine, _Found]
@@ -226,9 +230,9 @@ class Lane(Generic[_Engine, _Found]):
 
 @dataclass(frozen=True, slots=True)
 class Gauge(Generic[_Engine]):
-    """What says how fast the machine is now: work of an engine, and its rate, by any unit, when it was first done.
+    """Measures the machine's speed now: some work of an engine, and its rate, in any unit, when it was first done.
 
-    Loads and targets were set by the machine as it was then; it may be half as fast, or twice, an hour later.
+    Loads and targets were set at the machine's speed of that time; an hour later it may be half or twice as fast.
     """
 
     engine: EngineKind[_Engine]
@@ -236,13 +240,13 @@ class Gauge(Generic[_Engine]):
     first_rate: float
 
     def speed(self, engines: Sequence[EngineProcess]) -> float:
-        """How many times as fast the machine is as it was, by the last two of these engines in turn."""
+        """The machine's speed relative to then, measured with the last two of these engines in turn."""
         chosen = engines[-_GAUGED:]
         return mean(run.result() for run in do_in_turn(chosen, [self.work] * len(chosen))) / self.first_rate
 
 
 def compared(runs: Iterable[_Run], by: Callable[[_Run], Any]) -> list[list[_Run]]:
-    """The runs that are equal in `by`, MOST_TOGETHER at a time."""
+    """The runs that are equal in `by`, at most MOST_TOGETHER at a time."""
     cells = [list(cell) for _, cell in groupby(sorted(runs, key=by), key=by)]
     return [cell[at : at + MOST_TOGETHER] for cell in cells for at in range(0, len(cell), MOST_TOGETHER)]
 
@@ -252,10 +256,10 @@ def measure_side_by_side(
 ) -> None:
     """Do all runs, those of a group in turns of a tenth of a second.
 
-    A machine's speed drifts by a quarter within minutes, so what is compared works side by side, and each engine goes
-    by its own time (`TurnTime`). Engines are started when a group first needs them, and serve all groups; equal ones
-    change places from group to group: in some virtual machines the first of many processes is slower than the last.
-    With a `gauge` the machine's speed is taken before each group, and clocks go by it.
+    A machine's speed drifts by a quarter within minutes, so compared runs work side by side, each by its own time
+    (`TurnTime`). Engines are started when a group first needs them, and serve all groups; equal ones change places from
+    group to group: in some virtual machines the first of many processes is slower than the last. With a `gauge` the
+    machine's speed is measured before each group, and clocks follow it.
     """
     with ExitStack() as stack:
         engines: dict[EngineKind[Any], list[EngineProcess]] = defaultdict(list)
@@ -275,7 +279,7 @@ def measure_side_by_side(
 def placed(
     group: Sequence[Lane[Any, Any]], engines: Mapping[EngineKind[Any], Sequence[EngineProcess]], number: int
 ) -> list[EngineProcess]:
-    """Which engine each lane of the `number`-th group has: of equal ones the next to that of the group before."""
+    """The engine of each lane of the `number`-th group: of equal ones, the next after that of the group before."""
     free = {kind: islice(cycle(pool), number % len(pool), None) for kind, pool in engines.items()}
     return [next(free[lane.engine]) for lane in group]
 
@@ -284,6 +288,6 @@ def _measure_together(
     group: Sequence[Lane[Any, Any]], engines: Sequence[EngineProcess], speed: float
 ) -> None:
     ended = zip(group, do_in_turn(engines, [lane.work for lane in group], speed), strict=True)
-    # One that failed is heard of when the others are kept.
+    # A failed run raises only after the others are kept.
     for lane, run in sorted(ended, key=lambda each: each[1].exception() is not None):
         lane.keep(run.result())

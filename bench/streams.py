@@ -26,32 +26,36 @@ KINDS = (NONE, ONE, TWO)
 INTERACTIVE, PATIENT = "interactive", "patient"
 
 INTERACTIVE_TBT_FACTOR = 5.0
-"""TBT target over the mean at light load. Source: the strict target of Sarathi-Serve (OSDI 2024, section 5)."""
+"""The interactive TBT target as a multiple of the mean at light load. Source: the strict target of Sarathi-Serve
+(OSDI 2024, section 5).
+"""
 PATIENT_TBT_FACTOR = 25.0
-"""Source: its relaxed target."""
+"""The patient TBT target as the same multiple. Source: the relaxed target of Sarathi-Serve."""
 PATIENCE = 20.0
-"""Times as long as interactive clients patient ones wait for a first token: as in `make demo`, 8 s and 0.4 s."""
+"""Patient clients wait this many times longer for a first token than interactive ones: as in `make demo`, 8 s and
+0.4 s.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What each class of clients asks for."""
+    """The targets of each class of clients."""
 
     interactive: Slo
     patient: Slo
 
     @property
     def classes(self) -> Mapping[Slo, str]:
-        """Whose targets they are."""
+        """The class of each target."""
         return {self.interactive: INTERACTIVE, self.patient: PATIENT}
 
     def to_dict(self) -> dict[str, dict[str, float | None]]:
-        """By class, in seconds."""
+        """Targets by class, in seconds."""
         return {name: {"ttft_s": slo.ttft_s, "tbt_s": slo.tbt_s} for slo, name in self.classes.items()}
 
 
 def targets_from(light: Summary) -> Targets:
-    """The targets that follow from what `vllm` does at a light load, before anything is compared.
+    """The targets derived from `vllm`'s latencies at a light load, measured before any comparison.
 
     Raises SimulationError if nothing was measured there.
     """
@@ -67,7 +71,7 @@ def targets_from(light: Summary) -> Targets:
 
 
 def rule_text() -> str:
-    """For people: how the targets come about."""
+    """How the targets are derived, in words."""
     return (
         f"interactive: TTFT {TTFT_FACTOR:g} times the median of vllm at light load, TBT {INTERACTIVE_TBT_FACTOR:g} "
         f"times its mean; patient: {PATIENCE:g} times that TTFT, TBT {PATIENT_TBT_FACTOR:g} times the mean"
@@ -98,9 +102,9 @@ def _from_client(request: TraceRequest, interactive: bool, targets: Targets) -> 
 # ---- the demo model's tasks: half of them make streams, half teach a length predictor ----------------
 
 MAX_OUTPUT_TOKENS = 1_024
-"""What every request declares; the packaged answers that never end are cut there."""
+"""The limit that every request declares; the packaged answers that never end are cut there."""
 TAUGHT = "taught"
-"""The product's predictor after its lessons."""
+"""Name of the product's predictor after its lessons."""
 
 Estimates = Mapping[str, LengthEstimate]
 
@@ -115,9 +119,9 @@ def lessons() -> Mapping[str, tuple[int, int]]:
 
 
 def untaught_stream(rate_rps: float, count: int, seed: int) -> list[TraceRequest]:
-    """The first `count` tasks of a stream that taught no predictor; a Poisson process thinned is one still.
+    """The first `count` tasks of a stream that the predictor was not taught; a thinned Poisson process is still one.
 
-    Raises ConfigError for more than there are packaged.
+    Raises ConfigError for more tasks than are packaged.
     """
     drawn = demo_requests(len(demo_rows()), 2 * rate_rps, seed)
     untaught = [request for request in drawn if request.prompt not in lessons()]
@@ -135,20 +139,20 @@ class Taught:
 
     @classmethod
     def with_lessons(cls) -> Taught:
-        """A second."""
+        """A fresh predictor after its lessons."""
         made = cls(LengthLearner(), SharedPrefix())
         for prompt, (tokens, output) in lessons().items():
             made.predictor.observe(made.facts(prompt, tokens), output)
         return made
 
     def facts(self, prompt: str, num_prompt_tokens: int) -> RequestFacts:
-        """What a server would know."""
+        """The facts that a server would have about a request."""
         return self.prefixes.facts(
             prompt, num_prompt_tokens=num_prompt_tokens, max_output_tokens=MAX_OUTPUT_TOKENS
         )
 
     def estimates(self, requests: Sequence[TraceRequest]) -> Estimates:
-        """What it says of a stream."""
+        """The predictions for a stream."""
         asked = {request.id: self.facts(request.prompt or "", request.input_tokens) for request in requests}
         said = ((name, self.predictor.predict(facts)) for name, facts in asked.items())
         return {name: estimate for name, estimate in said if estimate is not None}
@@ -156,12 +160,12 @@ class Taught:
 
 @cache
 def taught() -> Taught:
-    """The one that is used throughout."""
+    """The shared instance of the taught predictor."""
     return Taught.with_lessons()
 
 
 def estimates_of(predictor: str | None, requests: Sequence[TraceRequest], seed: int) -> Estimates:
-    """What a predictor says of a stream, the taught one by `TAUGHT`; nothing where there is none."""
+    """A predictor's estimates for a stream, of the taught one for `TAUGHT`; empty where there is none."""
     if predictor is None:
         return {}
     if predictor == TAUGHT:
@@ -180,7 +184,9 @@ THINKING_S = 3.0
 
 
 def conversations(rate_rps: float, seconds: float, seed: int) -> list[TraceRequest]:
-    """Turns in order of arrival, so many a second in the mean, of conversations that begin within `seconds`."""
+    """Turns in order of arrival, `rate_rps` of them a second on average, of conversations that begin within
+    `seconds`.
+    """
     rng = Random(seed)
     turns: list[TraceRequest] = []
     begins_s, number = 0.0, 0

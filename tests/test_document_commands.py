@@ -61,7 +61,7 @@ def split(command: str) -> list[str]:
 
 
 def kind(command: str) -> str:
-    """How a command is tested."""
+    """The way in which a command is tested."""
     program, *words = split(command)
     if program == "python" and words[0].startswith("bench/"):
         return "bench"
@@ -163,7 +163,7 @@ def serving(words: list[str], folder: Path) -> Iterator[int]:
 
 
 def _of_port(words: list[str]) -> int:
-    """Where the page names a port, which stands last there."""
+    """The port that the page names in a command, which is the last word there."""
     return words.index("--port") if "--port" in words else len(words)
 
 

@@ -1,4 +1,4 @@
-"""What the documents name exists: files, links, commands, metrics."""
+"""Everything that the documents name exists: files, links, commands, metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""What people read is measured like code: length of sentences, words a page, subjects with names (`make lint`)."""
+"""Limits on texts for people, measured like code: length of sentences, words a page, subjects with names (`make
+lint`).
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,7 @@ PERSON = re.compile(r"(?i)(?:(\w+)\s+)?\b(who|whom|whoever|nobody|everybody|some
 
 
 def words(text: str) -> int:
-    """How many words: what has a letter or a digit, in tables and code too."""
+    """The number of words: every token with a letter or a digit, in tables and code too."""
     return len(WORD.findall(text))
 
 

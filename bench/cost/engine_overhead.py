@@ -44,11 +44,11 @@ KV_BLOCKS = 96
 PROMPT_TOKENS = 30
 SKIPPED_STEPS, STEPS = 30, 100
 PARTS = {"schedule": "schedule", "get_grammar_bitmask": "follow", "update_from_output": "update"}
-"""The calls of a scheduler in a step, and what they are called here."""
+"""A scheduler's methods in a step -> their names in the output."""
 
 
 class Round(NamedTuple):
-    """Steps of one round: seconds of each, and of each part of them in all."""
+    """Steps of one round: seconds of each step, and total seconds of each part."""
 
     steps_s: Sequence[float]
     parts_s: Mapping[str, float]
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    """The command's."""
+    """The command's options."""
     parser = command_line(__doc__)
     preset_option(parser, "--policy", "measure only these")
     parser.add_argument("--rounds", type=_count(2, 10_000), default=60, help="of each contender (default 60)")
@@ -114,7 +114,7 @@ def _seconds(text: str) -> float:
 
 
 def serve(engine: SteppedEngine, running: int, hints: Hints) -> Round:
-    """A round of requests with these hints on the engine as it is scheduled now."""
+    """Serve a round of requests with these hints under the engine's current scheduler."""
     core = engine.core
     gc.collect()
     for number in range(running):
@@ -137,7 +137,7 @@ def serve(engine: SteppedEngine, running: int, hints: Hints) -> Round:
 
 @contextmanager
 def _timed(called: Any, names: Mapping[str, str]) -> Iterator[dict[str, float]]:
-    """Seconds spent in these methods of an object, under other names, as long as this is open."""
+    """Measure the seconds spent in these methods of an object, under other names, inside the block."""
     spent_s: dict[str, float] = defaultdict(float)
 
     def timed(method: Callable[..., Any], part: str) -> Callable[..., Any]:
@@ -160,7 +160,7 @@ def _timed(called: Any, names: Mapping[str, str]) -> Iterator[dict[str, float]]:
 
 
 def figures(rounds: Mapping[str, Sequence[Round]]) -> dict[str, Any]:
-    """Each contender's, in microseconds, and what it is to stock, round by round."""
+    """Each contender's figures in microseconds, and its ratio to stock, round by round."""
     return {
         name: {**_figures(own), **({} if name == STOCK.name else _against(own, rounds[STOCK.name]))}
         for name, own in rounds.items()

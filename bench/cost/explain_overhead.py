@@ -58,7 +58,7 @@ def _measured(model: str, preset: str, steps: int) -> dict[str, dict[str, float]
 
 
 class _Busy(Lane):
-    """A warm scheduler at the load of the other bench, a step each 25 ms on its clock."""
+    """A warm scheduler at the load of the other bench, with a step each 25 ms of its clock."""
 
     waiting = min(WAITING)
 
@@ -70,7 +70,7 @@ class _Busy(Lane):
 
 
 class _Steady(_Busy):
-    """The same, but its residents decode for ever, with none behind them."""
+    """A scheduler whose residents decode for ever, with no job waiting."""
 
     waiting = 0
     arrivals_a_step = 0
@@ -82,13 +82,13 @@ class _Steady(_Busy):
 
 
 def ticking(engine: ModelFreeEngine) -> None:
-    """Let each look at the scheduler's clock find it a fraction of a step later."""
+    """Let the scheduler's clock advance slightly with each reading."""
     ticks = iter(range(1 << 40))
     engine.scheduler.clock = lambda: next(ticks) * STEP_S / 4
 
 
 def _answers_us(scheduler: PolicyScheduler) -> Iterator[float]:
-    """Questions about requests that have ended, about the oldest first."""
+    """Times of questions about ended requests, beginning with the oldest."""
     listed = scheduler.answer("listed", "")
     assert not isinstance(listed, str), listed
     known = [one["id"] for one in listed if one["outcome"] != "live"]

@@ -60,16 +60,16 @@ from headway.statistics import median, quantile
 # ---- figures -----------------------------------------------------------------------------------------
 
 AIMS = {"ttfb_added_p50_ms": 0.4, "ttfb_added_p99_ms": 5.0, "rps": 2500.0}
-"""What the gateway is to keep to: at every rate, and at least."""
+"""The gateway's aims: upper limits at every rate, and lower limits of throughput."""
 
 
 SATURATED, CHATS, PACED = "saturated", "chats", "paced"
-"""Modes that are no rate."""
+"""Modes besides the rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One system in one mode once: milliseconds of each request and chunk, and what the proxy used of its core."""
+    """One system in one mode once: milliseconds of each request and chunk, and its use of its core."""
 
     ttfb_ms: Sequence[float]
     token_ms: Sequence[float]
@@ -81,23 +81,23 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A figure's median over the rounds, its least and its largest."""
+    """A figure's median over the rounds, with its smallest and largest value."""
 
     median: float
     spread: tuple[float, float]
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Figure:
-        """From one value a round."""
+        """Make a figure from one value a round."""
         return cls(median(values), (min(values), max(values)))
 
 
 Turns = Mapping[str, Mapping[str, Sequence[Turn]]]
-"""By mode and system, a turn for each round."""
+"""Mode -> system -> a turn for each round."""
 
 
 def turn_of(heard: Sequence[Heard], wall_s: float, cpu_s: float) -> Turn:
-    """A turn's figures; requests that failed give none."""
+    """A turn's figures; failed requests contribute none."""
     whole = [each for each in heard if each.error is None and each.first_ns is not None]
     return Turn(
         ttfb_ms=[(each.first_ns - each.sent_ns) / 1e6 for each in whole if each.first_ns is not None],
@@ -110,7 +110,7 @@ def turn_of(heard: Sequence[Heard], wall_s: float, cpu_s: float) -> Turn:
 
 
 def report(turns: Turns) -> dict[str, Any]:
-    """By system: every mode's figures."""
+    """Every mode's figures, by system."""
     systems = {name: None for turn in turns.values() for name in turn}
     return {
         system: {
@@ -129,7 +129,7 @@ def report(turns: Turns) -> dict[str, Any]:
 
 
 def streamed(turns: Sequence[Turn], direct: Sequence[Turn]) -> dict[str, Any]:
-    """Latencies, what of them was added, and the CPU time behind them."""
+    """Latencies, the part that the system added, and its CPU time."""
     values: dict[str, Callable[[Turn], Sequence[float]]] = {
         "ttfb": lambda turn: turn.ttfb_ms,
         "token": lambda turn: turn.token_ms,
@@ -149,7 +149,7 @@ def streamed(turns: Sequence[Turn], direct: Sequence[Turn]) -> dict[str, Any]:
 
 
 def saturated(turns: Sequence[Turn]) -> dict[str, Any]:
-    """How many requests a second, and at what cost."""
+    """Requests a second, and their cost."""
     return {
         "rps": asdict(Figure.of([turn.requests / turn.wall_s for turn in turns])),
         "cpu_us_per_request": asdict(_cpu_us(turns, lambda turn: turn.requests)),
@@ -158,13 +158,13 @@ def saturated(turns: Sequence[Turn]) -> dict[str, Any]:
 
 
 def problems(turns: Turns) -> list[str]:
-    """Everything that went wrong, each once."""
+    """Every error once."""
     every = (turn for mode in turns.values() for by_system in mode.values() for turn in by_system)
     return sorted({error for turn in every for error in turn.errors})
 
 
 def aims_met(system: Mapping[str, Any]) -> dict[str, Any]:
-    """The worst of the rates beside what is aimed at."""
+    """The worst values over the rates, with the aims."""
     rates = system["rates"].values()
     found = {
         name: max(rate[name]["median"] for rate in rates)
@@ -199,18 +199,18 @@ CONNECTIONS = 64
 STREAMS, PACED_CHUNKS, PACED_INTERVAL_S = 100, 50, 0.02
 ROUNDS = 3
 WARM_UP = 100
-"""Requests at once before a turn, which open the connections that it then uses."""
+"""Requests sent before a turn, which open the connections that it uses."""
 
 
 @dataclass(slots=True)
 class Bench:
-    """All systems, and how long a turn of each mode takes."""
+    """All systems, and the duration of a turn in each mode."""
 
     systems: Mapping[str, RunningServer]
     seconds: float
 
     def modes(self, number: int) -> dict[str, Callable[[Client], Coroutine[Any, Any, None]]]:
-        """What is sent in a round, by the mode's name."""
+        """Mode -> what it sends in a round."""
         body = completion(CHUNKS, INTERVAL_S)
         rates: dict[str, Callable[[Client], Coroutine[Any, Any, None]]] = {
             f"{rate}": partial(Client.at_times, times_s=arrivals(rate, self.seconds, number), body=body)
@@ -229,7 +229,7 @@ class Bench:
     def turn(
         self, runner: asyncio.Runner, system: str, send: Callable[[Client], Coroutine[Any, Any, None]]
     ) -> Turn:
-        """One system in one mode; requests that open its connections come before, unrecorded."""
+        """Run one system in one mode; unrecorded requests open its connections first."""
         target = self.systems[system]
         client = Client(target.url)
         runner.run(client.at_times([0.0] * WARM_UP, completion(CHUNKS, 0.0)))
@@ -242,7 +242,7 @@ class Bench:
         return turn_of(client.heard, wall_s, cpu_s)
 
     def rounds(self, count: int) -> dict[str, dict[str, list[Turn]]]:
-        """Turns by mode and system; the first changes from round to round."""
+        """Turns by mode and system; the starting system changes from round to round."""
         found: dict[str, dict[str, list[Turn]]] = {}
         names = list(self.systems)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -250,7 +250,7 @@ class Bench:
                 names = [
                     *names[1:],
                     names[0],
-                ]  # or, with as many modes as systems, a mode always began with the same
+                ]  # otherwise, with as many modes as systems, a mode would always begin with the same one
                 for mode, send in self.modes(number).items():
                     names = [*names[1:], names[0]]
                     for system in names:
@@ -264,7 +264,7 @@ class Bench:
 
 
 def arrivals(rate_rps: float, seconds: float, number: int) -> list[float]:
-    """Times of a Poisson process, the same for every system of a round."""
+    """Times of a Poisson process, equal for every system of a round."""
     draw, times_s = random.Random(f"{rate_rps} {number}"), []
     now_s = draw.expovariate(rate_rps)
     while now_s < seconds:
@@ -274,12 +274,12 @@ def arrivals(rate_rps: float, seconds: float, number: int) -> list[float]:
 
 
 def _staggered() -> list[float]:
-    """Streams that begin one after another within the time between two chunks, as streams do that run for long."""
+    """Start times spread within the interval of two chunks, as among streams that have run for long."""
     return [number * PACED_INTERVAL_S / STREAMS for number in range(STREAMS)]
 
 
 def two_cores() -> tuple[int, int]:
-    """For the client and for the proxy. Raises ConfigError where there is but one."""
+    """Cores for the client and for the proxy. Raises ConfigError if there is only one."""
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise ConfigError(f"this process may use {len(cores)} core; accepted: 2 or more")

@@ -32,10 +32,10 @@ WORDS_OF_PROMPT = 200
 
 @dataclass(slots=True)
 class Heard:
-    """What one request came to; times in nanoseconds of the machine's monotonic clock.
+    """The result of one request; times in nanoseconds of the machine's monotonic clock.
 
-    `first_ns` is when the first byte of its body came. `under_way_ns` are, for each chunk, from the upstream's write to
-    its coming here. `error` says what was wrong with the answer.
+    `first_ns` is when the first byte of its body came. `under_way_ns` has for each chunk the time from the upstream's
+    write to its arrival. `error` says what was wrong with the answer.
     """
 
     sent_ns: int
@@ -52,7 +52,9 @@ def completion(chunks: int, interval_s: float) -> bytes:
 
 
 def chat(chunks: int) -> bytes:
-    """The same of a chat that comes in one write. The gateway keeps its events, as it could be made again."""
+    """The body of a chat whose answer comes in one write. The gateway keeps its events, since it could be made
+    again.
+    """
     return _asking(chunks, {"messages": [{"role": "user", "content": f"0 {'word ' * WORDS_OF_PROMPT}"}]})
 
 
@@ -62,7 +64,7 @@ def _asking(chunks: int, prompt: dict[str, Any]) -> bytes:
 
 
 class Line(asyncio.Protocol):
-    """One connection; one request at a time."""
+    """One connection, with one request at a time."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -73,11 +75,11 @@ class Line(asyncio.Protocol):
         self.closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what is written to; uvloop's is no `asyncio.Transport` by class."""
+        """Keep the transport; uvloop's is no `asyncio.Transport` by class."""
         self._transport = cast(asyncio.Transport, transport)
 
     async def ask(self, request: bytes, heard: Heard) -> None:
-        """Send a request and return when its answer has ended, whole or not."""
+        """Send a request and return when its answer has ended, completely or not."""
         self._heard, self._tail = heard, b""
         self._waiter = asyncio.get_running_loop().create_future()
         heard.sent_ns = time.monotonic_ns()
@@ -85,7 +87,7 @@ class Line(asyncio.Protocol):
         await self._waiter
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the connection."""
         self._transport.close()
 
     def data_received(self, data: bytes) -> None:
@@ -98,7 +100,7 @@ class Line(asyncio.Protocol):
             self._transport.close()
 
     def on_body(self, body: bytes) -> None:
-        """Events, the last of them perhaps cut."""
+        """Events, the last of which may be cut."""
         heard = self._heard
         if heard is None:
             return
@@ -118,7 +120,7 @@ class Line(asyncio.Protocol):
         self._end(None if status == 200 else f"HTTP {status}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more can be asked here."""
+        """No further requests are possible."""
         self.closed = True
         self._end("the connection was closed")
 
@@ -133,14 +135,14 @@ class Line(asyncio.Protocol):
 
 @dataclass(slots=True)
 class Client:
-    """Sends streams to one server over kept connections; what came is in `heard`, in no order."""
+    """Sends streams to one server over kept connections; `heard` has the results in no particular order."""
 
     url: str
     heard: list[Heard] = field(default_factory=list)
     _idle: list[Line] = field(default_factory=list)
 
     async def one(self, body: bytes) -> Heard:
-        """Send one request and hear its answer out."""
+        """Send one request and read its whole answer."""
         heard = Heard(time.monotonic_ns())
         line = await self._line()
         await line.ask(self._request(body), heard)
@@ -150,7 +152,7 @@ class Client:
         return heard
 
     async def at_times(self, times_s: Sequence[float], body: bytes) -> None:
-        """Send a request at each of the times (from now, rising), whatever became of the others; hear all out."""
+        """Send a request at each of these ascending times, whatever became of the others; wait for all answers."""
         began_s = time.perf_counter()
         async with asyncio.TaskGroup() as group:
             for time_s in times_s:
@@ -158,7 +160,7 @@ class Client:
                 group.create_task(self.one(body))
 
     async def in_turn(self, connections: int, seconds: float, body: bytes) -> None:
-        """On each of so many connections one request after another, for so long."""
+        """Send requests in sequence on each of `connections` connections, for `seconds`."""
         until_s = time.perf_counter() + seconds
 
         async def go_on() -> None:
@@ -170,7 +172,7 @@ class Client:
                 group.create_task(go_on())
 
     def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         for line in self._idle:
             line.close()
         self._idle.clear()
@@ -200,7 +202,7 @@ DIRECT, BARE, HEADWAY, PLAIN_HEADWAY, RUST = "direct", "bare", "headway", "headw
 
 
 def commands(upstream: str, rust: Path | None) -> dict[str, list[str]]:
-    """How each proxy is started before `upstream`, `{port}` left open; the Rust router only where it is."""
+    """How each proxy is started in front of `upstream`, with `{port}` left open; the Rust router only if it exists."""
     headway = [
         *(sys.executable, "-m", "headway.cli", "serve", "--join", upstream),
         *("--router", "round-robin", "--port", "{port}"),
@@ -220,7 +222,7 @@ def commands(upstream: str, rust: Path | None) -> dict[str, list[str]]:
 
 @contextmanager
 def running(core: int, rust: Path | None) -> Iterator[dict[str, RunningServer]]:
-    """The stub beside this process, and every proxy on `core`; all end with the block.
+    """Run the stub beside this process, and every proxy on `core`; all end with the block.
 
     Raises UpstreamError if one of them does not answer in time.
     """
@@ -228,7 +230,7 @@ def running(core: int, rust: Path | None) -> Iterator[dict[str, RunningServer]]:
         found = {DIRECT: stack.enter_context(stub())}
         for name, words in commands(found[DIRECT].url, rust).items():
             port = free_port()
-            with on_core(core):  # a process starts where the one that starts it is
+            with on_core(core):  # a process starts on its parent's cores
                 command = [word.format(port=port) for word in words]
                 found[name] = stack.enter_context(streaming(name, command, port))
         yield found
@@ -236,7 +238,7 @@ def running(core: int, rust: Path | None) -> Iterator[dict[str, RunningServer]]:
 
 @contextmanager
 def stub() -> Iterator[RunningServer]:
-    """The upstream, in a process of its own. Raises UpstreamError if it does not answer in time."""
+    """Run the upstream in a process of its own. Raises UpstreamError if it does not answer in time."""
     port = free_port()
     with streaming(DIRECT, [sys.executable, str(SERVERS), "stub", str(port)], port) as server:
         yield server
@@ -244,7 +246,7 @@ def stub() -> Iterator[RunningServer]:
 
 @contextmanager
 def streaming(name: str, command: Sequence[str], port: int) -> Iterator[RunningServer]:
-    """What a command serves, once it streams an answer. Raises UpstreamError if it does not in time."""
+    """Run a command's server until it streams an answer. Raises UpstreamError if that takes too long."""
     with (
         TemporaryDirectory() as folder,
         command_server(
@@ -256,7 +258,7 @@ def streaming(name: str, command: Sequence[str], port: int) -> Iterator[RunningS
 
 @contextmanager
 def on_core(core: int) -> Iterator[None]:
-    """Run this process on one core, and after the block where it ran before."""
+    """Run this process on one core inside the block."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -273,7 +275,7 @@ def _environment() -> Mapping[str, str]:
 
 
 def streams(url: str) -> bool:
-    """Whether a completion comes from there, to its end."""
+    """Whether a server streams a completion to its end."""
     request = Request(
         f"{url}/v1/completions", data=completion(2, 0.0), headers={"Content-Type": "application/json"}
     )

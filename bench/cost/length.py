@@ -53,14 +53,14 @@ TASKS = (
     "bug_fixing",
     "code_comment",
 )
-"""The paper's applications: an instruction of their own each."""
+"""The paper's applications, each with its own instruction."""
 CHATS = ("chat_arena_hard", "chat_halueval", "chat_gpteacher", "chat_alpaca")
-"""What people really asked of assistants, or wrote as if."""
+"""Real questions to assistants, or texts written in that style."""
 QUESTIONS = ("summary_dialogsum", "medium_qmsum_span", "long_qmsum_meeting", "long_squality_story")
 COUNTS = ("sharegpt_llama2", "sharegpt_val10k_llama2", "arxiv_summarization_llama2", "bwb_translation_llama2")
-"""Input and output tokens alone, in the order in which they were recorded."""
+"""Recordings with only input and output tokens, in order."""
 MIXED = {"all_tasks": TASKS, "all_chats": CHATS, "all": (*TASKS, *CHATS, *QUESTIONS)}
-"""One stream of several applications."""
+"""Streams with several applications."""
 ALPACA_EVAL_MODEL = "vicuna-7b-v1.5"
 TUNE, REPORT = "tune", "report"
 LIMIT = 1 << 15
@@ -68,7 +68,7 @@ LIMIT = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """A request, and the tokens of its answer."""
+    """A request, and its answer's tokens."""
 
     application: str
     prompt: str
@@ -77,12 +77,14 @@ class Answered:
 
     @property
     def digest(self) -> str:
-        """Of the prompt: it says in which half and in which order a request comes."""
+        """Digest of the prompt, which decides the half and the order of a request."""
         return sha1(self.prompt.encode()).hexdigest()
 
 
 def load_streams(data: Path | None, rows: int, half: str) -> dict[str, list[Answered]]:
-    """Streams of at most so many rows each by name: of the folder, or without one the demo model's own tasks."""
+    """Streams by name, with at most `rows` rows each: those of the folder, or the demo model's own tasks without
+    one.
+    """
     if data is None:
         demo = [
             Answered(
@@ -105,7 +107,7 @@ def load_streams(data: Path | None, rows: int, half: str) -> dict[str, list[Answ
 
 
 def _drawn(answers: Iterator[Answered] | Sequence[Answered], half: str) -> list[Answered]:
-    """The half of the prompts, each once, in the order of their digests."""
+    """One half of the prompts, each once, in the order of their digests."""
     once = {row.digest: row for row in answers}
     odd = half == REPORT
     return [once[digest] for digest in sorted(once) if int(digest[8:16], 16) % 2 == odd]
@@ -145,7 +147,7 @@ def _recorded(data: Path, name: str, rows: int, half: str) -> list[Answered]:
 
 
 def repeated(data: Path) -> Sequence[tuple[int, int]]:
-    """Two answers of one model to one prompt, at temperatures 0.5 and 0.7: what no predictor can know."""
+    """Pairs of answers of one model to one prompt, at temperatures 0.5 and 0.7: a limit for any predictor."""
     path = data / "lengths" / "vicuna7b_alpaca_repeat_lengths.csv.gz"
     with gzip.open(path, "rt", encoding="utf-8") as file:
         return [(int(row["len_t0.5"]), int(row["len_t0.7"])) for row in csv.DictReader(file)]
@@ -155,42 +157,42 @@ def repeated(data: Path) -> Sequence[tuple[int, int]]:
 
 
 def application(facts: RequestFacts) -> str:
-    """What the simple ways take for an application."""
+    """What the simple predictors take for an application."""
     return facts.tenant or facts.instruction
 
 
 class RunningMedian:
-    """The median of the application's last 200 answers; before the first, of all."""
+    """The median of the application's last 200 answers; before the first, of all answers."""
 
     def __init__(self) -> None:
         self._all: deque[int] = deque(maxlen=200)
         self._own: dict[str, deque[int]] = defaultdict(lambda: deque(maxlen=200))
 
     def predict(self, facts: RequestFacts) -> LengthEstimate | None:
-        """That median; None before any answer."""
+        """The median; None before any answer."""
         known = self._own[application(facts)] or self._all
         return LengthEstimate.around(median(known)) if known else None
 
     def observe(self, facts: RequestFacts, output_tokens: int) -> None:
-        """One more answer."""
+        """Add an answer."""
         self._all.append(output_tokens)
         self._own[application(facts)].append(output_tokens)
 
 
 class InputLength:
-    """A line from the logarithm of the prompt's tokens to that of the answer's, for each application."""
+    """A linear model from the log of the prompt's tokens to that of the answer's, for each application."""
 
     def __init__(self) -> None:
         self._all = self._line()
         self._own: dict[str, OnlineRidge] = defaultdict(self._line)
 
     def predict(self, facts: RequestFacts) -> LengthEstimate:
-        """What the line says; that of all before the application's first answer."""
+        """The line's prediction; before the application's first answer, that of all answers."""
         line = self._own.get(application(facts), self._all)
         return LengthEstimate.around(exp(min(max(line.predict(self._inputs(facts)), 0.0), log(LIMIT))))
 
     def observe(self, facts: RequestFacts, output_tokens: int) -> None:
-        """One more point of both lines."""
+        """Add a point to both lines."""
         for line in (self._all, self._own[application(facts)]):
             line.observe(self._inputs(facts), log(output_tokens), 1.0)
 
@@ -214,7 +216,7 @@ class Forest:
         self._forest: LengthForest | None = None
 
     def predict(self, facts: RequestFacts) -> LengthEstimate | None:
-        """What the forest says; None before the first."""
+        """The forest's prediction; None before the first fit."""
         self._row = self._features.rows((facts,))[0]
         return (
             None
@@ -223,7 +225,7 @@ class Forest:
         )
 
     def observe(self, facts: RequestFacts, output_tokens: int) -> None:
-        """One more row: that of the request asked for last."""
+        """Add a row: that of the last predicted request."""
         self._rows.append(self._row)
         self._tokens.append(output_tokens)
         if len(self._tokens) >= self._due:
@@ -274,7 +276,7 @@ def figures(
 
 
 def judged(stream: Sequence[Answered], way: LengthPredictor, *, tenants: bool = True) -> Figures:
-    """A way that has seen nothing on a stream, answer by answer; told whose a request is, or only its prompt."""
+    """Run a fresh predictor on a stream, answer by answer, with the request's tenant or only its prompt."""
     prefixes = SharedPrefix()
     estimates, tokens = [], []
     times_us: tuple[list[float], list[float]] = ([], [])
@@ -301,7 +303,7 @@ def judged(stream: Sequence[Answered], way: LengthPredictor, *, tenants: bool = 
 
 ROWS = 1500
 LEAST_ROWS = 100
-"""With fewer, what learns from nothing has hardly begun where it is judged."""
+"""Least rows of a stream: with fewer, a fresh predictor has hardly begun when it is judged."""
 _COLUMNS = {"mae": 1, "tau": 3, "pinball": 2, "coverage": 3, "predict_us": 0, "observe_us": 0}
 
 
@@ -333,7 +335,7 @@ def main() -> None:
 
 
 def measured(streams: dict[str, list[Answered]], *, tenants: bool = True) -> dict[str, Any]:
-    """Every way on every stream with answers to judge, where a simple way beats the product, and by how much all."""
+    """Every predictor on every stream, where a simple one beats the product, and the overall comparison."""
     rows = []
     for name, stream in streams.items():
         if len(stream) <= SKIPPED:
@@ -347,13 +349,13 @@ def measured(streams: dict[str, list[Answered]], *, tenants: bool = True) -> dic
 
 
 def rounded(figures: Figures) -> dict[str, float]:
-    """As many digits as mean something."""
+    """The figures with significant digits only."""
     values = asdict(figures)
     return {name: round(values[name], digits + 1) for name, digits in _COLUMNS.items()}
 
 
 def beaten(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Figure -> streams on which a simple way is better than the product's predictor, and by how much."""
+    """Figure -> streams on which a simple predictor is better than the product's, and by how much."""
     found: dict[str, list[str]] = {"mae": [], "tau": []}
     for row in rows:
         own = row["ways"][LEARNED]
@@ -367,7 +369,7 @@ def beaten(rows: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
 
 
 def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Way -> mean tau, and the geometric mean of its errors over the product's."""
+    """Predictor -> mean tau, and the geometric mean of its errors over the product's."""
     return {
         way: {
             "tau": round(mean(row["ways"][way]["tau"] for row in rows), 3),
@@ -380,7 +382,7 @@ def means(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def _again(data: Path) -> dict[str, float]:
-    """How far another answer of the same model to the same prompt is from the first."""
+    """The distance between two answers of the same model to the same prompt."""
     pairs = repeated(data)
     return {
         "mae": round(mean(abs(one - other) for one, other in pairs), 1),
@@ -390,7 +392,7 @@ def _again(data: Path) -> dict[str, float]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """One block a stream, one line a way."""
+    """One block for each stream, one line for each predictor."""
     lines = []
     for row in found["streams"]:
         lines.append(f"{row['name']}: {row['rows']} requests")

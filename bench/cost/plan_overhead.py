@@ -4,7 +4,7 @@ Stock's scheduler and ours run in turn in one process, without a model, on the s
 running, 1,000 or 10,000 waiting, `--arrivals` (10) arrivals and about as many finishes a step. A step is add_request
 for the arrivals, schedule and update_from_output; what is reported is the difference of process CPU time, ours
 minus stock's, step by step (in microseconds): `added_us` of all of it, `held_us` without what is done while the workers
-compute. Most real steps have few arrivals: with one a step answers are 256 tokens long in the mean. Of every order, or
+compute. Most real steps have few arrivals: with one a step answers are 256 tokens long on average. Of every order, or
 of the presets of `--preset` as a whole.
 
 Both schedulers read a clock of the bench's own. A step takes some 25 ms on it, and more with more tokens: quanta end,
@@ -61,13 +61,14 @@ RUNNING = 256
 WAITING = (1_000, 10_000)
 ARRIVALS_A_STEP = 10
 WARM_STEPS, WARM_ANSWERS = 250, 4
-"""So many steps, and as many as take so many answers: until as many end as come, and what orders learn of work has
-settled after a thousand that came at once."""
+"""Warm-up in steps, and in answer lengths: until as many answers end as arrive, and the orders' estimates have
+settled.
+"""
 NUM_BLOCKS = 8_000
 PLANNED = ("vllm", "fastserve")
 LIGHT = ("vllm", "headway")
 TICK_S, TOKEN_S = 0.008, 15e-6
-"""Much as an H100 serving 8 billion parameters: some 25 ms for 256 decodes and ten prompts."""
+"""Roughly an H100 serving 8 billion parameters: some 25 ms for 256 decodes and ten prompts."""
 QUANTILES = {"p50": 0.5, "p99": 0.99}
 HOST_BLOCKS = 600
 """Room on the host for some 200 requests."""
@@ -128,7 +129,7 @@ def main() -> None:
 
 
 def options(description: str | None) -> argparse.ArgumentParser:
-    """What every bench of a step's overhead accepts."""
+    """Options common to the benches of a step's overhead."""
     parser = command_line(description)
     parser.add_argument("--steps", type=int, default=400, help="measured steps per cell (default 400)")
     return parser
@@ -137,7 +138,7 @@ def options(description: str | None) -> argparse.ArgumentParser:
 def plan_times(
     model: str, preset: str, steps: int, arrivals: int, tenants: int
 ) -> dict[str, dict[str, float]]:
-    """CPU times of a preset's plans, by how many of the residents run, and how many wait."""
+    """CPU times of a preset's plans, by the number of running residents and of waiting jobs."""
     layouts: dict[int, HostKv | None] = {RUNNING: None}
     if build_policy(find_preset(preset)).uses_host:
         layouts[2 * RUNNING] = HostKv(blocks=HOST_BLOCKS)
@@ -154,7 +155,7 @@ def plan_times(
 
 
 def light_times(model: str, preset: str, steps: int) -> dict[str, dict[str, float]]:
-    """What a preset adds to a step where hardly anything is to be decided."""
+    """What a preset adds to a step with hardly anything to decide."""
     print(f"{preset} at light load ...", file=sys.stderr)
     host_kv = HostKv(blocks=HOST_BLOCKS) if build_policy(find_preset(preset)).uses_host else None
     stock = _LightLane(model, Scheduler, 0)
@@ -163,14 +164,14 @@ def light_times(model: str, preset: str, steps: int) -> dict[str, dict[str, floa
 
 
 class Added(NamedTuple):
-    """Microseconds more of one step: all, and without what is done while the workers compute."""
+    """Extra microseconds of one step: in all, and without work done while the workers compute."""
 
     added: float
     held: float
 
 
 def warmed_quantiles(without: Lane, with_it: Lane, steps: int) -> dict[str, dict[str, float]]:
-    """Quantiles of either kind of `Added`, over so many steps once both are warm."""
+    """Quantiles of both kinds of `Added`, over `steps` steps after the warm-up."""
     for lane in (without, with_it):
         lane.warm()
     found = list(added_us(without, with_it, steps))
@@ -178,7 +179,7 @@ def warmed_quantiles(without: Lane, with_it: Lane, steps: int) -> dict[str, dict
 
 
 def added_us(without: Lane, with_it: Lane, steps: int) -> Iterator[Added]:
-    """How much more each of so many steps takes one lane than the other, in turn."""
+    """The extra time of one lane over the other, step by step in alternation."""
     gc.collect()
     gc.freeze()
     for _ in range(steps):
@@ -189,9 +190,10 @@ def added_us(without: Lane, with_it: Lane, steps: int) -> Iterator[Added]:
 
 
 class Lane:
-    """One scheduler kept at the same load; `beside_s` of its last step's CPU time the workers would have computed.
+    """One scheduler kept at constant load; `beside_s` is the part of its last step's CPU time hidden behind the
+    workers.
 
-    The workers take `tick_s` for a step, and TOKEN_S for each token, on the engine's own clock.
+    The workers take `tick_s` for a step, and TOKEN_S for each token, of the engine's own clock.
     """
 
     running = RUNNING
@@ -223,7 +225,7 @@ class Lane:
             self.engine.add(self.next())
 
     def next(self) -> ScriptedRequest:
-        """The next request to come."""
+        """The next request to arrive."""
         self.count += 1
         tokens = self._random.randint(8, 160)
         return ScriptedRequest(
@@ -237,18 +239,18 @@ class Lane:
 
     @property
     def _mean_output_tokens(self) -> int:
-        """With which as many end as come; 0 without arrivals."""
+        """The output length with which as many requests end as arrive; 0 without arrivals."""
         return int(self.running / self.arrivals_a_step) if self.arrivals_a_step else 0
 
     def targets(self) -> dict[str, Any]:
-        """What the next request asks for."""
+        """The targets of the next request."""
         return {"headway_ttft_ms": self._random.choice(TTFT_CLASSES_MS)}
 
     def _tenant(self) -> dict[str, Any]:
         return {"headway_tenant": str(self._random.randrange(self._tenants))} if self._tenants else {}
 
     def step_s(self) -> float:
-        """CPU seconds of one step with its arrivals; making requests and tokens is not counted."""
+        """CPU seconds of one step with its arrivals, without the making of requests and tokens."""
         self._due += self.arrivals_a_step
         arrivals = [to_request(self.next()) for _ in range(int(self._due))]
         self._due -= len(arrivals)
@@ -268,7 +270,7 @@ class Lane:
         return time.process_time() - resumed + followed - started
 
     def warm(self) -> None:
-        """Steps until all is as it stays."""
+        """Run steps until the load is steady."""
         for _ in range(max(WARM_STEPS, WARM_ANSWERS * self._mean_output_tokens)):
             self.step_s()
 
@@ -281,31 +283,31 @@ class _LightLane(Lane):
     arrivals_a_step = running / 64
 
     def targets(self) -> dict[str, Any]:
-        """Such as are kept easily."""
+        """Targets that are easily kept."""
         return {"headway_ttft_ms": 500, "headway_tbt_ms": 50}
 
 
 class _Timed(GuardedPolicy):
-    """A guard that notes what its policy's last calls took, in CPU seconds."""
+    """A guard that measures its policy's last calls, in CPU seconds."""
 
     plan_s = observe_s = 0.0
 
     def plan(self, view: StepView) -> StepPlan:
-        """Plan, timed."""
+        """Plan, and measure it."""
         started = time.process_time()
         plan = super().plan(view)
         self.plan_s = time.process_time() - started
         return plan
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Observe, timed."""
+        """Observe, and measure it."""
         started = time.process_time()
         super().observe(outcome)
         self.observe_s = time.process_time() - started
 
 
 class _PlanLane(Lane):
-    """A preset at the same load."""
+    """A preset at constant load."""
 
     def __init__(
         self,
@@ -319,7 +321,7 @@ class _PlanLane(Lane):
         scheduler.guard = self._timed = _Timed(scheduler.guard.policy, scheduler.ledger, scheduler.counters)
 
     def measure(self, steps: int) -> dict[str, float]:
-        """Quantiles over so many steps, and the requests that the last one found."""
+        """Quantiles over `steps` steps, and the number of requests in the last one."""
         timed, ledger = self._timed, self.engine.scheduler.ledger
         plans_us, observes_us, found = [], [], Counter[str]()
         self.warm()

@@ -44,7 +44,7 @@ MEMORY_LAW = "gen:poisson:rate=32.5/input=sharegpt/output=sharegpt/seed=1/count=
 MODEL = "Llama-3.1-8B"
 MEMORY_INSTANCES = 8
 SLO = Slo(ttft_s=1.0, tbt_s=0.1)
-"""What edf's requests are to meet; without targets it would be arrival order."""
+"""Targets for edf's requests; without targets it would be arrival order."""
 MAX_OUTPUT_TOKENS = 1 << 17
 SAMPLED_SHARES = (0.1, 0.5, 1.0)
 _MIB = 1 << 20
@@ -100,17 +100,17 @@ def main() -> None:
 
 
 def title(source: str) -> str:
-    """What a source is called: the file's name, or the law as it is written."""
+    """The name of a source: the file's name, or the law as written."""
     return source if source.startswith("gen:") else Path(source).name
 
 
 def source_of(path: Path, law: str) -> str:
-    """The trace where it is there, else the law to draw one from."""
+    """The trace file if it exists, else the law to draw one from."""
     return str(path) if path.is_file() else law
 
 
 def system_of(hardware: str, instances: int = 1) -> System:
-    """Engines as vLLM would serve the model on this hardware by default."""
+    """Engines as vLLM serves the model on this hardware by default."""
     model = model_shape(MODEL)
     costs = calibration(hardware, model)
     limits = engine_limits(EngineSizes(), hardware, costs)
@@ -153,13 +153,13 @@ def measure(case: SpeedCase, requests: Sequence[TraceRequest]) -> dict[str, Any]
 
 
 def in_fresh_process(source: str, limit: int | None) -> dict[str, Any]:
-    """`memory_samples` where nothing else has been allocated before."""
+    """`memory_samples` in a fresh process, where nothing else was allocated before."""
     with get_context("spawn").Pool(1) as pool:
         return pool.apply(memory_samples, (source, limit))
 
 
 class MemoryMeter:
-    """Follows requests in and out of a run and samples memory when given shares of them have ended."""
+    """Follows requests in and out of a run, and samples memory when given shares of them have ended."""
 
     def __init__(self, num_requests: int) -> None:
         self.arrived = self.ended = self.most_live = 0
@@ -168,14 +168,14 @@ class MemoryMeter:
         self._due = [max(1, int(share * num_requests)) for share in SAMPLED_SHARES]
 
     def feed(self, requests: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
-        """The requests, each counted when it is asked for: one ahead of its arrival."""
+        """Yield the requests, counting each when it is taken: one ahead of its arrival."""
         for request in requests:
             self.arrived += 1
             self.most_live = max(self.most_live, self.arrived - self.ended)
             yield request
 
     def drop(self, record: Record) -> None:
-        """A request has ended; its record is not kept."""
+        """A request ended; drop its record."""
         self.ended += 1
         if self.ended in self._due:
             self.samples.append(
@@ -188,7 +188,7 @@ class MemoryMeter:
 
 
 def memory_samples(source: str, limit: int | None) -> dict[str, Any]:
-    """Serve a trace and sample what the process holds beyond it."""
+    """Serve a trace and sample the process's memory beyond the trace."""
     requests = Trace(source, limit).requests()
     system = system_of("h100", MEMORY_INSTANCES)
     meter = MemoryMeter(len(requests))
@@ -217,7 +217,7 @@ def memory_samples(source: str, limit: int | None) -> dict[str, Any]:
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM now (Linux)."""
+    """Resident memory of this process (Linux)."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 

@@ -52,7 +52,7 @@ COMPLETIONS, CHATS = b"/v1/completions", b"/v1/chat/completions"
 
 
 def chat_event(stamp_ns: int, *, last: bool, first: bool, with_ids: bool) -> bytes:
-    """One chunk of a chat's stream, as vLLM 0.32 writes it; the first one after the role's."""
+    """One chunk of a chat's stream, as vLLM 0.32 writes it; the first comes after that of the role."""
     head = (
         b'data: {"id":"chatcmpl-7f9f0c5c2b3e4d0f","object":"chat.completion.chunk","created":1763764800,'
         b'"model":"stub",'
@@ -92,14 +92,14 @@ def framed(data: bytes) -> bytes:
 
 
 class Upstream(asyncio.Protocol):
-    """One connection, kept from request to request."""
+    """One connection, kept between requests."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpRequestParser(self)
         self._target, self._body = b"", b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what is written to; uvloop's is no `asyncio.Transport` by class."""
+        """Keep the transport; uvloop's is no `asyncio.Transport` by class."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -142,7 +142,7 @@ class Upstream(asyncio.Protocol):
         self._later(1, chunks, with_ids, interval_s, asyncio.get_running_loop().time())
 
     def _later(self, place: int, chunks: int, with_ids: bool, interval_s: float, began_s: float) -> None:
-        """Write the event at `place` when it is due, and so on to the end."""
+        """Write the event at `place` when it is due, and then the following ones."""
         loop = asyncio.get_running_loop()
 
         def write() -> None:

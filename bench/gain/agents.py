@@ -39,15 +39,15 @@ CONTENDERS = ((STOCK, 0.0), (ROUTER, 0.0), (OURS, 0.0), (STOCK, 200.0), (OURS, 2
 LONGEST_PAUSE_S = 120.0
 LEAST_TURNS, MOST_TURNS = 4, 24
 FIRST_SEED, SEEDS = 11, 5
-"""Not those on which rules were chosen."""
+"""Seeds other than those on which rules were chosen."""
 SHARE_HELD = 1 / 3
 BEGIN_S = 120.0
-"""Programs begin within so many seconds."""
+"""Programs begin within this many seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentRun:
-    """One draw of programs under one policy, with so much host memory for KV beside the device."""
+    """One draw of programs under one policy, with this host memory for KV beside the device."""
 
     policy: str
     host_gib: float
@@ -55,19 +55,19 @@ class AgentRun:
 
     @property
     def contender(self) -> str:
-        """What it is of."""
+        """The contender's name."""
         return f"{self.policy}, {self.host_gib:g} GiB on the host" if self.host_gib else self.policy
 
 
 def system() -> System:
-    """The engine; KV blocks of 64 tokens, for a simulation of long prompts in little time."""
+    """The engine; KV blocks of 64 tokens, to simulate long prompts quickly."""
     costs = MACHINE.system().calibration
     limits = engine_limits(EngineSizes(block_size=64), MACHINE.hardware, costs)
     return System(limits=limits, calibration=costs)
 
 
 def programs(data: Path) -> list[list[TraceRequest]]:
-    """All programs of the recording, each its turns with their think times."""
+    """All programs of the recording, each as a list of turns with think times."""
     path = data / "agentic_claude_code.csv.gz"
     prefixes = prefixes_of(path.with_name("agentic_claude_code_prefix.jsonl.gz"))
     numbers: dict[str, int] = {}
@@ -92,7 +92,7 @@ def programs(data: Path) -> list[list[TraceRequest]]:
 def drawn(
     known: Sequence[Sequence[TraceRequest]], kv_tokens: int, seed: int, held: float = SHARE_HELD
 ) -> list[TraceRequest]:
-    """Programs of those known, begun at random, of whose tokens the KV memory holds the share `held`."""
+    """Programs that begin at random times; KV memory holds the share `held` of their tokens."""
     rng = Random(seed)
     left, chosen = kv_tokens / held, list[int]()
     for number in rng.sample(range(len(known)), len(known)):
@@ -111,7 +111,7 @@ def drawn(
 
 
 def measured(run: AgentRun, data: Path, held: float) -> Summary:
-    """What a run came to."""
+    """The summary of a run."""
     whole = system()
     requests = drawn(programs(data), whole.limits.num_blocks * whole.limits.block_size, run.seed, held)
     served = replace(whole, kv_tier=KvTier(gib=run.host_gib) if run.host_gib else None)
@@ -121,7 +121,7 @@ def measured(run: AgentRun, data: Path, held: float) -> Summary:
 
 
 def cell(found: Sequence[Summary], stock: Sequence[Summary]) -> dict[str, Any]:
-    """One contender's figures over the seeds; `stock` are those that it is compared with."""
+    """One contender's figures over the seeds, compared with `stock`."""
     mean_s = fmean(each.mean_program_s or 0.0 for each in found)
     return {
         "programs": sum(each.programs or 0 for each in found),

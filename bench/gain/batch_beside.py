@@ -91,7 +91,7 @@ def waves(rps: float, seconds: float, seed: int) -> list[TraceRequest]:
 
 
 def batch_file(seed: int) -> bytes:
-    """The lines of a batch that does not end within a run."""
+    """The lines of a batch that does not finish within a run."""
     rng = Random(f"batch {seed}")
     lines = (
         {
@@ -114,7 +114,7 @@ def batch_file(seed: int) -> bytes:
 
 @dataclass(slots=True)
 class Site:
-    """A gateway over one instance, which can be killed and started again."""
+    """A gateway over one instance that can be killed and started again."""
 
     instance: str
     folder: Path
@@ -123,26 +123,26 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Where clients ask."""
+        """The base URL for clients."""
         assert self.process is not None
         return self.process.url
 
     async def start(self) -> None:
-        """Start the gateway, and return once it takes requests. Raises UpstreamError if it does not."""
+        """Start the gateway and wait until it takes requests. Raises UpstreamError if it does not."""
         words = ("serve", "--join", self.instance, "--port", str(self.port))
         command = headway_command(*words, "--batch-dir", str(self.folder / "batches"))
         self.process = CommandProcess(command, self.port, self.folder / "gateway.log", name="the gateway")
         await asyncio.to_thread(self.process.wait_ready, "/ready", READY_S)
 
     def end(self, number: int = signal.SIGTERM) -> None:
-        """End the gateway by this signal."""
+        """End the gateway with this signal."""
         assert self.process is not None
         self.process.end(number)
 
 
 @contextmanager
 def instance(policy: str, out: Path) -> Iterator[str]:
-    """The URL of an instance that is ready."""
+    """Run an instance; yield its URL when it is ready."""
     with ExitStack() as stack:
         [server] = start_instances(stack, "instance", {"": policy}, 1, out, FLAGS).values()
         server.wait_ready(START_TIMEOUT_S)
@@ -151,7 +151,7 @@ def instance(policy: str, out: Path) -> Iterator[str]:
 
 @asynccontextmanager
 async def gateway(instance_url: str, out: Path) -> AsyncIterator[Site]:
-    """A running gateway."""
+    """Run a gateway."""
     site = Site(instance_url, out)
     try:
         await site.start()
@@ -164,7 +164,7 @@ async def gateway(instance_url: str, out: Path) -> AsyncIterator[Site]:
 
 
 async def begin_batch(url: str, seed: int) -> str:
-    """The id of a batch that has begun to be served."""
+    """Start a batch; return its id once it is being served."""
     form = aiohttp.FormData()
     form.add_field("purpose", "batch")
     form.add_field("file", batch_file(seed), filename="in.jsonl")
@@ -180,7 +180,7 @@ async def begin_batch(url: str, seed: int) -> str:
 
 
 async def batch(url: str, batch_id: str) -> dict[str, Any]:
-    """A batch as the gateway shows it, once there is one. Raises SimulationError if it does not come back."""
+    """The batch as the gateway shows it, waiting until it exists. Raises SimulationError if it does not come back."""
     until_s = time.monotonic() + READY_S
     async with aiohttp.ClientSession(url) as session:
         while time.monotonic() < until_s:
@@ -194,7 +194,7 @@ async def batch(url: str, batch_id: str) -> dict[str, Any]:
 
 
 async def end_batch(url: str, batch_id: str) -> dict[str, Any]:
-    """Cancel a batch; how its lines were answered: each `custom_id` has to be there once."""
+    """Cancel a batch and count its answered lines: each `custom_id` must appear once."""
     async with aiohttp.ClientSession(url) as session:
         async with session.post(f"/v1/batches/{batch_id}/cancel"):
             pass
@@ -216,7 +216,7 @@ async def end_batch(url: str, batch_id: str) -> dict[str, Any]:
 
 
 async def output_tokens(url: str, batch_id: str) -> int:
-    """Tokens of a batch's answers that are kept."""
+    """Tokens of a batch's stored answers."""
     tokens: int = (await batch(url, batch_id))["usage"]["output_tokens"]
     return tokens
 
@@ -225,7 +225,7 @@ async def output_tokens(url: str, batch_id: str) -> int:
 
 
 async def send(url: str, requests: Sequence[TraceRequest], seed: int) -> list[Record]:
-    """What becomes of interactive requests; those that a killed gateway broke have failed."""
+    """Records of interactive requests; those that a killed gateway broke have failed."""
     found = (await replay(requests, ReplayOptions(url=url, seed=seed))).records
     broken = sum(each.outcome is Outcome.FAILED for each in found)
     if broken:
@@ -236,7 +236,7 @@ async def send(url: str, requests: Sequence[TraceRequest], seed: int) -> list[Re
 async def beside(
     site: Site, requests: Sequence[TraceRequest], seconds: float, *, kill: bool
 ) -> dict[str, Any]:
-    """Both together: tokens a second of the batch, the interactive records, how the batch's lines were answered."""
+    """Run both together: tokens a second of the batch, the interactive records, and the batch's answered lines."""
     batch_id = await begin_batch(site.url, seed=2)
     before = await output_tokens(site.url, batch_id)
     course: list[tuple[float, int]] = []
@@ -267,7 +267,7 @@ async def beside(
 async def offline(site: Site, seconds: float) -> float:
     """Tokens a second of a batch alone."""
     batch_id = await begin_batch(site.url, seed=1)
-    await asyncio.sleep(min(10.0, seconds / 2))  # until as many are in flight as the engine takes up
+    await asyncio.sleep(min(10.0, seconds / 2))  # until as many are in flight as the engine can run
     before = await output_tokens(site.url, batch_id)
     await asyncio.sleep(seconds)
     rate = (await output_tokens(site.url, batch_id) - before) / seconds
@@ -276,10 +276,10 @@ async def offline(site: Site, seconds: float) -> float:
 
 
 async def capacity_rps(site: Site) -> float:
-    """Requests a second that the instance gets through, all there at once. Raises SimulationError if some fail."""
+    """Requests a second that the instance serves if all arrive at once. Raises SimulationError if some fail."""
     rng = Random("capacity")
     backlog = at_once([request(number, 0.0, rng, NO_TARGETS) for number in range(CAPACITY_REQUESTS)])
-    await send(site.url, backlog[: CAPACITY_REQUESTS // 10], seed=0)  # what happens only once
+    await send(site.url, backlog[: CAPACITY_REQUESTS // 10], seed=0)  # one-time costs
     records = await send(site.url, backlog, seed=1)
     failed = sum(record.outcome is not Outcome.FINISHED for record in records)
     if failed:
@@ -290,7 +290,7 @@ async def capacity_rps(site: Site) -> float:
 
 
 def picture(course: Sequence[tuple[float, int]], records: Sequence[Record], offline_tps: float) -> str:
-    """Tokens a second of both, one on top of the other, and what a batch alone gets: an SVG element."""
+    """Stacked tokens a second of both, and the rate of a batch alone, as an SVG element."""
     marks = [(0.0, 0), *course]
     spans = list(pairwise(marks))
     batch_tps = [(to[1] - since[1]) / (to[0] - since[0]) for since, to in spans]
@@ -312,7 +312,7 @@ def picture(course: Sequence[tuple[float, int]], records: Sequence[Record], offl
 
 
 def tokens_between(record: Record, from_s: float, until_s: float) -> float:
-    """How many of an answer's tokens came then, taken as evenly spread."""
+    """Tokens of an answer in this interval, assuming an even spread."""
     if record.first_token_s is None or record.finished_s is None:
         return 0.0
     lasted_s = max(record.finished_s - record.first_token_s, 1e-6)

@@ -60,9 +60,9 @@ MOST_BEHIND = 0.03
 def broken_cell(
     metric: str, runs: Mapping[str, Runs], governor: Mapping[str, Any], classes: Mapping[Slo, str]
 ) -> dict[str, Any]:
-    """One cell: every system's figures, and how far each way is behind the better of the references.
+    """One cell: every system's figures, and the loss of each contender against the better of the references.
 
-    `behind` is below 0 where it is ahead; None where nothing was measured.
+    `behind` is negative where a contender is ahead; None if nothing was measured.
     """
     found = {name: mean_of_known(values(each.summaries(), metric)) for name, each in runs.items()}
     behind = {
@@ -85,7 +85,7 @@ def _worst(losses: Sequence[float | None]) -> float | None:
 
 
 def broken_verdicts(cells: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """The worst of all cells, by way, and the cells that are farther behind than they may be."""
+    """The worst of all cells by kind of prediction, and the cells whose loss exceeds the aim."""
     every = [
         (f"{kind}, load {load}", way, behind)
         for kind, loads in cells.items()
@@ -109,7 +109,7 @@ def broken_verdicts(cells: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> dic
 
 
 def broken_table(found: Mapping[str, Any]) -> str:
-    """The table of docs/headway-real.md: a row for each cell, a column for each way."""
+    """The table of docs/headway-real.md: a row for each cell, a column for each kind of prediction."""
     first = next(iter(next(iter(found["cells"].values())).values()))
     names = list(first["behind"])
     head = ("clients", "load", "metric", *(f"`{name}`" for name in REFERENCES), *names)
@@ -142,7 +142,7 @@ QUICK_SYSTEMS, QUICK_LOADS, QUICK_SEEDS = ("roomy", "wide"), (1.2,), 1
 
 @dataclass(frozen=True, slots=True)
 class BrokenCell:
-    """One run: engine, clients, policy, what it is told, and load."""
+    """One run: engine, clients, policy, predictions, and load."""
 
     system: str
     kind: str
@@ -162,7 +162,7 @@ class BrokenCell:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a run came to."""
+    """The result of a run."""
 
     cell: BrokenCell
     records: Sequence[Record]
@@ -179,7 +179,7 @@ def run(cell: BrokenCell) -> Found:
 def simulated(
     trace: Sequence[TraceRequest], system: str, policy: str, way: Way, seed: int
 ) -> tuple[list[Record], list[Change], float]:
-    """The records of a run, what the governor went by, and when it ended."""
+    """The records of a run, the changes of the governor, and the end time."""
     records: list[Record] = []
     watches: list[GovernorWatch] = []
     build = told_wrongly(policy_factory(policy, OWN_PARTS, trace), way.steps)
@@ -201,7 +201,7 @@ def simulated(
 
 
 def noted(build: PolicyFactory, note: Callable[[Policy], None]) -> PolicyFactory:
-    """A factory of the same policies that tells of each it makes."""
+    """A factory of the same policies that reports each one it makes."""
 
     def build_noted(cost: CostModel) -> Policy:
         policy = build(cost)
@@ -212,7 +212,7 @@ def noted(build: PolicyFactory, note: Callable[[Policy], None]) -> PolicyFactory
 
 
 def light_targets(system: str, rate_rps: float) -> Targets:
-    """Those that follow from `vllm` at light load."""
+    """Targets derived from `vllm` at light load."""
     trace = requests(LIGHT_LOAD * rate_rps, LIGHT_SEED)
     records, _, _ = simulated(trace, system, "vllm", Way("", NOBODY), LIGHT_SEED)
     return targets_from(summarize(records))
@@ -220,7 +220,7 @@ def light_targets(system: str, rate_rps: float) -> Targets:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that decides what is simulated."""
+    """Everything that determines what is simulated."""
 
     policy: str
     systems: Sequence[str]
@@ -229,7 +229,7 @@ class Plan:
     seeds: int
 
     def cells(self, rates: Mapping[str, float], targets: Mapping[str, Targets]) -> Iterator[BrokenCell]:
-        """Every run, by what each system gets through and the targets of its clients."""
+        """Every run, given each system's capacity and its clients' targets."""
         told = [(name, Way("", NOBODY)) for name in REFERENCES]
         told += [(self.policy, way) for way in ways(HONEST)]
         for system in self.systems:
@@ -262,7 +262,7 @@ def report(plan: Plan, jobs: int) -> dict[str, Any]:
 
 
 def tabled(found: Sequence[Found]) -> dict[str, dict[str, Any]]:
-    """By system and kind of clients, then by load: how far each contender is behind."""
+    """By system and kind of clients, then by load: each contender's loss."""
     cells: dict[tuple[str, str, float], dict[str, list[Found]]] = {}
     for each in found:
         cell = each.cell
@@ -283,7 +283,7 @@ def _governor(several: Sequence[Found]) -> dict[str, Any]:
 
 
 def options() -> argparse.ArgumentParser:
-    """The command's."""
+    """The command's options."""
     parser = command_line(__doc__)
     markdown_option(parser, "the table of docs/headway-real.md instead")
     parser.add_argument(
@@ -301,7 +301,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """What the options ask for. Raises ConfigError for what is not accepted."""
+    """The plan that the options ask for. Raises ConfigError for what is not accepted."""
     find_preset(arguments.policy)
     if arguments.policy in REFERENCES:
         raise ConfigError(
@@ -326,7 +326,7 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 
 
 def main() -> int:
-    """Print one JSON object, or the table; 2 for an error, such as an option that is not accepted."""
+    """Print one JSON object, or the table; return 2 for an error, such as an option that is not accepted."""
     arguments = options().parse_args()
     try:
         found = report(plan_of(arguments), arguments.jobs)

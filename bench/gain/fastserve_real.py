@@ -60,25 +60,25 @@ from headway.whole_file import write_whole
 # ---- engines and runs --------------------------------------------------------------------------------
 
 DEFAULT_SEATS = 256
-"""vLLM's default on a CPU, and the worker slots that Headway's paused requests have."""
+"""vLLM's default on a CPU, and the worker slots for Headway's paused requests."""
 BURSTINESS_CV = 4.0
 LENGTHS = Zipf(1.1, 512)
 MAX_OUTPUT_TOKENS = 512
 TOKENS_A_STEP = 2048
 CAPACITY_REQUESTS, CAPACITY_SEED = 500, 99
-"""So many that what the last long answers take alone hardly counts."""
+"""Enough requests that the last long answers hardly count."""
 WARM_REQUESTS, WARM_SEED = 25, 98
 FASTSERVE = Contender("fastserve", "fastserve")
 
 
 def stream(rate_rps: float, count: int, seed: int) -> list[TraceRequest]:
-    """So many requests, each declaring the limit of its answer."""
+    """`count` requests, each with the limit of its answer declared."""
     requests = generate(Gamma(rate_rps, BURSTINESS_CV), LENGTHS, LENGTHS, count, seed)
     return [replace(request, max_output_tokens=MAX_OUTPUT_TOKENS) for request in requests]
 
 
 def warm_up() -> list[TraceRequest]:
-    """What an engine serves before it counts as started."""
+    """Requests that an engine serves before it counts as started."""
     return stream(WARM_REQUESTS, WARM_REQUESTS, WARM_SEED)
 
 
@@ -94,29 +94,29 @@ AMPLE = EngineSpec(
     warm=warm_up,
 )
 SHORT = replace(AMPLE, kv_blocks=128, host_gib=1.0)
-"""KV for all requests that run at once, and for some thirty of them."""
+"""Two memory settings: KV for all requests that run at once, and for some thirty of them."""
 SETTINGS = {"ample": AMPLE, "short": SHORT}
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What has been measured so far with one engine, all of it in `out`, with streams of about so many seconds."""
+    """Measurements of one engine so far, all in `out`, with streams of about this many seconds."""
 
     out: Path
     engine: EngineSpec
     seconds: float
 
     def open(self) -> None:
-        """Make the folder, or go on with it. Raises ConfigError if it holds streams of another length."""
+        """Make the folder, or continue in it. Raises ConfigError if it has streams of another length."""
         open_folder(self.out / "bench.json", {"seconds": self.seconds}, "bench")
 
     @cached_property
     def prepared(self) -> CapacityFacts:
-        """Capacity, measured now unless it is kept."""
+        """The capacity, measured now unless it is stored."""
         return made_once(self.out / "prepared.json", CapacityFacts, self._prepare)
 
     def _prepare(self) -> CapacityFacts:
-        """What stock gets through at its default seats, all requests there at once."""
+        """Measure what stock serves at its default seats if all requests arrive at once."""
         burst = at_once(stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED))
         with self.engine.of(STOCK).serving() as engine:
             found_rps = capacity_rps(
@@ -126,20 +126,20 @@ class Measured:
             return CapacityFacts(capacity_rps=found_rps, asynchronous=engine.sizes.asynchronous)
 
     def requests(self, run: Run) -> list[TraceRequest]:
-        """The stream of a run: the same for every system and number of seats."""
+        """The stream of a run, equal for every system and number of seats."""
         rate_rps = run.load * self.prepared.capacity_rps
         return stream(rate_rps, max(8, round(rate_rps * self.seconds)), run.seed)
 
     def do(self, runs: Sequence[Run]) -> None:
-        """Serve those that are not kept yet, those of one load and seed side by side."""
+        """Serve the runs that are not stored yet; those of one load and seed run side by side."""
         keep_runs(self.out, self.engine, runs, self.requests, own_stops=False)
 
     def served(self, run: Run) -> list[ServedRequest]:
-        """What a run came to."""
+        """The result of a run."""
         return kept(run, self.out).served
 
     def mean_jct_s(self, run: Run) -> float:
-        """Of all its requests."""
+        """The mean over all of a run's requests."""
         return mean(kept(run, self.out).jcts_s)
 
 
@@ -154,7 +154,7 @@ Pair = tuple[Run, Run]
 
 
 def report(measured: Measured, seeds: int) -> dict[str, Any]:
-    """Everything of one setting: runs what is missing."""
+    """The whole report of one setting; runs what is missing."""
     sweep = [Run(STOCK, "", seats, SWEEP_LOAD, SWEEP_SEED) for seats in SEATS]
     measured.do(sweep)
     swept = {run.seats: measured.mean_jct_s(run) for run in sweep}
@@ -232,7 +232,9 @@ def _row(seats: int, load: str, each: Mapping[str, Any]) -> str:
 
 
 def main() -> int:
-    """Print one JSON object, per setting the sweep and a cell for each number of seats and load, or the tables."""
+    """Print one JSON object (for each setting the sweep, and a cell for each number of seats and load), or the
+    tables.
+    """
     parser = command_line(__doc__)
     out_option(parser)
     markdown_option(parser, "the tables of docs/fastserve.md instead")

@@ -35,7 +35,7 @@ def requests(rate_rps: float, seed: int, count: int = REQUESTS) -> list[TraceReq
     made = generate(
         Poisson(rate_rps=rate_rps),
         Zipf(theta=1.1, maximum=512),
-        Constant(tokens=1),  # the answers are the clients'
+        Constant(tokens=1),  # the clients' own answers replace it
         count,
         seed,
     )
@@ -55,7 +55,7 @@ def _of_a_client(request: TraceRequest, rng: Random) -> TraceRequest:
 
 
 def capacity_rps(system: str) -> float:
-    """Requests a second that `vllm` serves when all are there from the start."""
+    """Requests a second that `vllm` serves if all arrive at once."""
     backlog: Sequence[TraceRequest] = at_once(requests(1.0, 0))
     found = simulate_policy(backlog, "vllm", system_of(system), max_output_tokens=LIMIT_TOKENS)
     return len(found.records) / found.end_s

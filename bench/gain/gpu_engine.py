@@ -1,4 +1,4 @@
-"""A model of the catalogue on a real GPU, with made weights: its engine, its runs, and its step times."""
+"""A catalogue model on a real GPU, with generated weights: its engine, its runs, and its step times."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ WARM_TOKENS = (700, 24)
 
 
 def llama_folder(shape: ModelShape, folder: Path) -> Path:
-    """A checkpoint's folder without weights, which vLLM makes up (`--load-format dummy`).
+    """Make a checkpoint folder without weights, which vLLM generates (`--load-format dummy`).
 
-    Raises ConfigError for a shape that Llama's architecture has not.
+    Raises ConfigError for a shape that is not of Llama's architecture.
     """
     if not shape.gated or shape.num_experts or shape.latent or shape.quantized:
         raise ConfigError(f"model is {shape.name}; accepted: dense models with Llama's layers")
@@ -68,7 +68,7 @@ def llama_folder(shape: ModelShape, folder: Path) -> Path:
 
 
 def engine_spec(machine: Machine, out: Path, flags: Sequence[str] = ()) -> EngineSpec:
-    """The engine of all runs; what is not said is left to vLLM."""
+    """The engine of all runs; unspecified settings are vLLM's."""
     longest = str(machine.longest_tokens)
     made = ("--load-format", "dummy", "--skip-tokenizer-init", "--max-model-len", longest)
     return EngineSpec(
@@ -80,12 +80,12 @@ def engine_spec(machine: Machine, out: Path, flags: Sequence[str] = ()) -> Engin
 
 
 def warm_up() -> list[TraceRequest]:
-    """What vLLM compiles when it first meets it is compiled with these."""
+    """Requests with which vLLM compiles what it compiles on first use."""
     return alike(WARM_REQUESTS, *WARM_TOKENS)
 
 
 def alike(count: int, prompt_tokens: int, output_tokens: int) -> list[TraceRequest]:
-    """So many requests of one size, all there at once."""
+    """`count` requests of one size, all arriving at once."""
     return [
         TraceRequest(id=f"{at}", arrival_s=0.0, input_tokens=prompt_tokens, output_tokens=output_tokens)
         for at in range(count)
@@ -95,7 +95,7 @@ def alike(count: int, prompt_tokens: int, output_tokens: int) -> list[TraceReque
 def serve_on_gpu(
     engine: SteppedEngine, contender: Contender, seats: int, requests: Sequence[TraceRequest], seed: int
 ) -> KeptRun:
-    """Do a run. Lengths are learned beside it from the answers that have ended, as `headway serve` does."""
+    """Serve a run. Lengths are learned from finished answers beside it, as in `headway serve`."""
     contender.put_in(engine, seats)
     schedule_s = _timed_schedule(engine)
     gc.collect()
@@ -108,7 +108,7 @@ def serve_on_gpu(
 
 
 def _timed_schedule(engine: SteppedEngine) -> list[float]:
-    """Seconds of each call from now on."""
+    """Measure the seconds of each call from now on."""
     schedule, found = engine.scheduler.schedule, []
 
     def timed(*args: Any, **kwargs: Any) -> Any:
@@ -123,9 +123,9 @@ def _timed_schedule(engine: SteppedEngine) -> list[float]:
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
-    """Median seconds between two steps of a batch of equals, each computing `new_tokens` after `context_tokens`.
+    """Median seconds between two steps of a uniform batch, each computing `new_tokens` after `context_tokens`.
 
-    So many `decodes` bring a token beside them, after `decode_context_tokens` each.
+    `decodes` of them bring a token in the same step, after `decode_context_tokens` each.
     """
 
     batch: int
@@ -139,7 +139,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 PROMPTS = (128, 512, 2048, 8192)
 """Tokens of a lone prompt."""
 DECODES = ((1, 512), (16, 512), (64, 512), (256, 512), (16, 4096), (64, 4096))
-"""Requests that decode together, and the tokens of each prompt."""
+"""Numbers of requests that decode together, and the tokens of each prompt."""
 DECODED_TOKENS = 40
 REPETITIONS = 5
 JOINED = (
@@ -153,14 +153,14 @@ JOINED = (
     (200, 128),
     (200, 1024),
 )
-"""Requests that decode, and the tokens of prompts that join them one by one: as few as CUDA graphs hold, and more."""
+"""Numbers of decodes, and the tokens of prompts that join them one by one: within CUDA graphs, and beyond."""
 BESIDE_TOKENS = (128, 260)
-"""Of the prompt and of the answer of requests that decode: long enough to be there when the last prompt has joined."""
+"""Prompt and answer lengths of the decodes: long enough to be running when the last prompt has joined."""
 FIRST_JOINS_S, JOINS_EVERY_S = 1.0, 0.1
 
 
 def step_times(engine: SteppedEngine) -> list[StepTime]:
-    """Lone prompts, batches of decodes alone, and prompts beside them; under a minute."""
+    """Measure lone prompts, batches of decodes alone, and prompts beside them; under a minute."""
     STOCK.put_in(engine, None)
     return [
         *(_prompt(engine, tokens) for tokens in PROMPTS),
@@ -170,7 +170,7 @@ def step_times(engine: SteppedEngine) -> list[StepTime]:
 
 
 def _prompt(engine: SteppedEngine, tokens: int) -> StepTime:
-    """No two prompts begin alike, so nothing is found in the prefix cache."""
+    """No two prompts begin alike, so the prefix cache finds nothing."""
     served = [serve(engine, alike(1, tokens, 2), f"{tokens} {at}") for at in range(REPETITIONS)]
     seconds = median(each.first_token_s or 0.0 for (each,) in served)
     return StepTime(batch=1, new_tokens=tokens, context_tokens=0, seconds=seconds)
@@ -195,7 +195,7 @@ def _decode(engine: SteppedEngine, batch: int, prompt_tokens: int) -> StepTime:
 
 
 def _joined(engine: SteppedEngine, decodes: int, prompt_tokens: int) -> StepTime:
-    """The steps in which a prompt's first token comes beside those of all that decode."""
+    """The steps in which a prompt's first token comes beside those of all decodes."""
     at_s: Counter[float] = Counter()
     first_s: dict[str, float] = {}
 
@@ -235,9 +235,9 @@ def _joined(engine: SteppedEngine, decodes: int, prompt_tokens: int) -> StepTime
 
 
 LEAST_TOKENS = 60
-"""Of an answer that counts: what happens while decodes alone run is known only in the mean over its life."""
+"""Least tokens of an answer that counts: the time of decode steps is known only as a mean over its life."""
 EVERY_S = 0.05
-"""Between two looks at the requests that decode."""
+"""Interval between two counts of decoding requests."""
 COLUMNS = (
     "ms_beyond_graphs",
     "ms_with_prompts_within_graphs",
@@ -250,11 +250,11 @@ Stream = tuple[Sequence[TraceRequest], Sequence[ServedRequest]]
 
 
 def beyond_sheet(system: System, streams: Iterable[Stream]) -> dict[str, float]:
-    """What steps with prompts (of more tokens than CUDA graphs hold, and of fewer) and those without take beyond the
-    sheet, constants and a slope by the KV that decodes read, in milliseconds; `rms_before` and `rms_after` are of the
-    answers' relative errors.
+    """The extra time of steps beyond the cost sheet, in milliseconds.
 
-    O(answers x steps with prompts).
+    For steps with prompts (of more tokens than CUDA graphs hold, and of fewer) and without, as constants and a slope by
+    the KV that decodes read; `rms_before` and `rms_after` are of the answers' relative errors. O(answers x steps with
+    prompts).
     """
     rows = [row for stream in streams for row in _rows(system, *stream)]
     taken_s, told_s, *features = np.array(rows).T
@@ -273,7 +273,7 @@ def beyond_sheet(system: System, streams: Iterable[Stream]) -> dict[str, float]:
 def _rows(
     system: System, requests: Sequence[TraceRequest], served: Sequence[ServedRequest]
 ) -> list[tuple[float, ...]]:
-    """Of each answer: its seconds, the sheet's, and what the coefficients stand at, in the order of COLUMNS."""
+    """For each answer: its seconds, the sheet's, and the factors of the coefficients, in the order of COLUMNS."""
     prompts = np.array([request.input_tokens for request in requests])
     tokens = np.array([each.output_tokens for each in served])
     first_s = np.array([each.first_token_s or 0.0 for each in served])
@@ -281,7 +281,7 @@ def _rows(
     gb_a_token = system.calibration.kv_bytes_per_token / 1e9
 
     def decodes_at(now_s: float) -> BatchShape:
-        """The requests that decode in the step that ends then, each as far as it is if its tokens come evenly."""
+        """The decodes of the step that ends then, assuming that each request's tokens come evenly."""
         on = (first_s < now_s) & (end_s >= now_s)
         done = (now_s - first_s[on]) / np.maximum(end_s[on] - first_s[on], 1e-9)
         context = prompts[on] + 1 + done * (tokens[on] - 1)

@@ -71,7 +71,7 @@ FACTS = "facts.json"
 
 
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured before any run, and of which engine."""
+    """What was measured before any run, and on which engine."""
 
     measured_on: str
     vllm: str
@@ -87,7 +87,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Study:
-    """What is asked for, and where it is kept."""
+    """What is measured, and where it is stored."""
 
     out: Path
     machine: Machine
@@ -102,11 +102,11 @@ class Study:
 
     @cached_property
     def facts(self) -> GpuFacts:
-        """What was measured first."""
+        """The first measurements."""
         return msgspec.json.decode((self.out / FACTS).read_bytes(), type=GpuFacts)
 
     def open(self) -> None:
-        """Make the folder, or go on with it. Raises ConfigError if it holds runs of other streams."""
+        """Make the folder, or continue in it. Raises ConfigError if it has runs of other streams."""
         asked = {"workload": self.workload.name, "seconds": self.seconds}
         open_folder(self.out / "bench.json", asked, "bench")
 
@@ -129,7 +129,7 @@ class Study:
         return with_classes(requests, self.workload, kind, seed)
 
     def kept(self, run: Run) -> KeptRun:
-        """What a run that was done came to."""
+        """The stored result of a run."""
         return kept(run, self.out)
 
 
@@ -154,14 +154,14 @@ def report(study: Study) -> dict[str, Any]:
 
 
 def stock_streams(study: Study) -> Iterator[Stream]:
-    """Each stream that stock served, and what came of it."""
+    """Each stream that stock served, with the results."""
     for run in study.runs():
         if run.contender is STOCK:
             yield study.stream(run.load, run.seed, NONE), study.kept(run).served
 
 
 def against_sheet(machine: Machine, step: StepTime) -> dict[str, float]:
-    """A step's time, and what the sheet says over it."""
+    """A step's time, and its ratio to the sheet's."""
     shape = BatchShape()
     for _ in range(step.batch):
         shape.add(step.new_tokens, step.context_tokens)
@@ -191,7 +191,7 @@ def cell(study: Study, runs: Sequence[Run], kind: str) -> dict[str, Any]:
 
 
 def best_gain(systems: dict[str, Runs], own: str, metric: str) -> float | None:
-    """Over the best of the others; None where a value is missing."""
+    """The gain over the best of the others; None if a value is missing."""
 
     def value(name: str) -> float | None:
         return mean_of_all([getattr(summary, metric) for summary in systems[name].summaries()])
@@ -203,19 +203,19 @@ def best_gain(systems: dict[str, Runs], own: str, metric: str) -> float | None:
 
 
 def real_records(study: Study, run: Run, kind: str) -> list[Record]:
-    """What became of the requests on the GPU, judged by the targets of a class."""
+    """The records of a run on the GPU, judged by the targets of a class."""
     return records(study.stream(run.load, run.seed, kind), study.kept(run).served)
 
 
 def told_records(study: Study, run: Run, kind: str) -> list[Record]:
-    """What the simulator says of the same stream, by the sheet."""
+    """The simulator's records of the same stream, by the cost sheet."""
     requests, facts, system = study.stream(run.load, run.seed, kind), study.facts, study.machine.system()
     limits = replace(
         system.limits,
         num_blocks=facts.num_blocks,
         max_num_seqs=run.seats,
         max_num_batched_tokens=facts.tokens_a_step,
-        max_cudagraph_capture_size=system.limits.graphed_tokens,  # one engine served all, whatever their seats
+        max_cudagraph_capture_size=system.limits.graphed_tokens,  # one engine served all runs, whatever their seats
         asynchronous=facts.asynchronous,
         host_blocks=0,
     )
@@ -230,7 +230,7 @@ def told_records(study: Study, run: Run, kind: str) -> list[Record]:
 
 
 def schedule_ms(study: Study, runs: Sequence[Run]) -> dict[str, float]:
-    """The scheduler's own time a step, of all these runs together."""
+    """The scheduler's own time a step, over all these runs."""
     times_s = [seconds for run in runs for seconds in study.kept(run).schedule_s]
     return {
         **{f"p{share}": quantile(times_s, share / 100) * 1e3 for share in (50, 99)},
@@ -241,11 +241,11 @@ def schedule_ms(study: Study, runs: Sequence[Run]) -> dict[str, float]:
 # ---- on the GPU --------------------------------------------------------------------------------------
 
 BACKLOG = 600
-"""Requests whose throughput is capacity."""
+"""Requests in the measurement of capacity."""
 
 
 def measure(study: Study) -> None:
-    """Do what is not kept yet; the engine is started if anything is left."""
+    """Run what is not stored yet; starts the engine only if anything is left."""
     study.open()
     with ExitStack() as stack:
         engines: list[SteppedEngine] = []
@@ -273,7 +273,7 @@ def measure(study: Study) -> None:
 
 
 def first_facts(study: Study, engine: SteppedEngine) -> GpuFacts:
-    """Steps alone, then capacity."""
+    """Measure single steps, then capacity."""
     steps = step_times(engine)
     say(
         "steps: "
@@ -307,7 +307,7 @@ SECONDS = 40.0
 
 
 def options() -> argparse.ArgumentParser:
-    """The command's."""
+    """The command's options."""
     parser = command_line(__doc__)
     out_option(parser)
     parser.add_argument("--machine", choices=tuple(MACHINES), default="h100-llama-8b")
@@ -329,7 +329,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def study_of(arguments: argparse.Namespace) -> Study:
-    """What the options ask for. Raises ConfigError for what is not accepted."""
+    """The study that the options ask for. Raises ConfigError for what is not accepted."""
     find_preset(arguments.policy)
     known = known_workloads(arguments.data)
     if arguments.workload not in known:

@@ -79,11 +79,11 @@ from headway.whole_file import write_whole
 # ---- figures of a cell -------------------------------------------------------------------------------
 
 LOW_LOAD, SATURATED_LOAD = 0.5, 1.0
-"""Low are loads up to the one, near saturation those from the other."""
+"""Low loads are at most the first value, loads near saturation at least the second."""
 AIMS = {GOODPUT: 1.5, MEAN_JCT: 2.0}
 MOST_LOST = 0.02
 MOST_OFF = 0.10
-"""Of mean JCT, between what the simulator promises of a stream and what came."""
+"""Aim for mean JCT: largest relative difference between simulation and measurement."""
 OVER = {STOCK.name: "over_stock", PRIORITY.name: "over_priority"}
 
 Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
@@ -92,7 +92,7 @@ Cells = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class CellRuns:
-    """Every system's runs of a cell, and what the simulator says of them."""
+    """Every system's runs of a cell, and their simulations."""
 
     real: Mapping[str, Runs]
     simulated: Mapping[str, Runs]
@@ -101,9 +101,9 @@ class CellRuns:
 def cell_figures(
     runs: CellRuns, own: str, best: Mapping[str, str], classes: Mapping[Slo, str]
 ) -> dict[str, Any]:
-    """One cell: every system's figures, and what `own` has over stock, for each metric at stock's `best`.
+    """One cell: every system's figures, and `own`'s comparison with stock at stock's `best` seats for each metric.
 
-    `control`: what stock has over itself, in mean JCT.
+    `control`: the comparison of stock with itself, in mean JCT.
     """
     found: dict[str, Any] = {"systems": {name: figures(each, classes) for name, each in runs.real.items()}}
     if CONTROL.name in runs.real:
@@ -120,7 +120,7 @@ def cell_figures(
 
 
 def _over(runs: CellRuns, metric: str, own: str, other: str) -> dict[str, Any]:
-    """What the one has over the other, and what the simulator promises of both: the means, and how far off they are."""
+    """The comparison of two systems, measured and simulated, and the simulation's error."""
     said = versus(metric, *(runs.simulated[name].summaries() for name in (own, other)))
     promised, came = (
         {name: mean_of_known(values(of[name].summaries(), metric)) for name in (other, own)}
@@ -168,7 +168,7 @@ def verdicts(cells: Cells) -> dict[str, Any]:
 
 
 def _noise(cells: Cells) -> dict[str, float]:
-    """By load: how far stock is from itself in mean JCT, as a share."""
+    """By load: the difference of stock from itself in mean JCT, as a share."""
     found: dict[str, float] = {}
     for loads in cells.values():
         for load, cell in loads.items():
@@ -181,7 +181,7 @@ def _noise(cells: Cells) -> dict[str, float]:
 def _aim(
     over_stock: list[tuple[str, str, str, Mapping[str, Any]]], metric: str, least: float
 ) -> dict[str, Any]:
-    """Near saturation: the aim, and by kind and load what was reached."""
+    """Near saturation: the aim, and the values by kind and load."""
     reached = {
         f"{kind}, load {load}": found["gain"]
         for kind, load, name, found in over_stock
@@ -192,7 +192,7 @@ def _aim(
 
 
 def _promise(over_stock: list[tuple[str, str, str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """By kind and load: how far off the simulated mean JCT is, of stock and of the policy, as a share."""
+    """By kind and load: the error of the simulated mean JCT, of stock and of the policy, as a share."""
     off = {
         f"{kind}, load {load}": found["simulated"]["off"]
         for kind, load, metric, found in over_stock
@@ -203,7 +203,7 @@ def _promise(over_stock: list[tuple[str, str, str, Mapping[str, Any]]]) -> dict[
 
 
 def _lost(cells: Cells, key: str) -> list[dict[str, Any]]:
-    """The cells behind one of the others, the worst first."""
+    """The cells with a loss, the worst first."""
     lost = [
         {
             "class": kind,
@@ -263,7 +263,7 @@ def _row(kind: str, load: str, cell: Mapping[str, Any], policy: str) -> str:
     systems, stock = cell["systems"], cell.get("over_stock", {})
 
     def of(metric: str, compared: str, *, priority: bool = True) -> str:
-        """A metric of stock (where it is best for the one compared), of priority, and ours."""
+        """A metric of stock (at its best seats for the compared one), of priority, and of the policy."""
         if compared not in stock:
             return "–"
         names = [stock[compared]["against"], *([PRIORITY.name] if priority else []), policy]
@@ -278,7 +278,7 @@ def _row(kind: str, load: str, cell: Mapping[str, Any], policy: str) -> str:
 
 
 def _gain(stock: Mapping[str, Any], metric: str) -> str:
-    """Two cells of the table: the gain with its range by seed, and what the simulator promised, a gain or the means."""
+    """Two cells of the table: the gain with its range by seed, and the simulated gain or means."""
     if metric not in stock:
         return "– | –"
     found = stock[metric]
@@ -345,7 +345,9 @@ def report_broken(plan: Plan) -> dict[str, Any]:
 
 
 def simulated_engine(plan: Plan, profile_s: float) -> TwinEngine:
-    """The engine on a virtual clock, its costs measured now unless they are kept, and as fast as loads say."""
+    """The engine on a virtual clock, with costs measured now unless stored, at the speed for which loads are
+    defined.
+    """
     found, costs = plan.prepared, profiled(plan.out / "cost.json", plan.engine, profile_s)
     engine = TwinEngine(plan.engine, costs, found.num_blocks, found.tokens_a_step, found.asynchronous)
     return at_capacity(engine, found)
@@ -392,7 +394,7 @@ def facts(plan: Plan, grid: Grid) -> dict[str, Any]:
 
 
 def options() -> argparse.ArgumentParser:
-    """The command's."""
+    """The command's options."""
     parser = command_line(__doc__)
     out_option(parser)
     markdown_option(parser, "the table of docs/headway-real.md instead")
@@ -424,7 +426,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """What the options ask for. Raises ConfigError for what is not accepted."""
+    """The plan that the options ask for. Raises ConfigError for what is not accepted."""
     find_preset(arguments.policy)
     if arguments.policy in (PRIORITY.name, *(REFERENCES if arguments.broken else ())):
         raise ConfigError(
@@ -453,12 +455,12 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
 
 
 def _once(values: Iterable[_Value]) -> tuple[_Value, ...]:
-    """Each of them once, however often it was said."""
+    """The values without repetitions."""
     return tuple(dict.fromkeys(values))
 
 
 def main() -> int:
-    """Print one JSON object, or the table; 2 for an option that is not accepted."""
+    """Print one JSON object, or the table; return 2 for an option that is not accepted."""
     arguments = options().parse_args()
     try:
         plan = plan_of(arguments)

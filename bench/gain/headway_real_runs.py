@@ -50,20 +50,20 @@ from headway.results import Summary, summarize
 from headway.traces import TraceRequest, at_once
 
 SLOTS = 64
-"""Requests an engine holds at once: the most seats of stock, and Headway's worker slots for those that pause."""
+"""Requests that an engine holds at once: the most seats of stock, and Headway's worker slots for paused requests."""
 BLOCK_TOKENS = 32
 WARM_REQUESTS, WARM_RPS, WARM_SEED = 30, 30.0, 97
 _GOVERNOR = ("planned_steps", "distrusting_steps", "untimed_steps", "policy_faults")
-"""The counters that say what a governor did."""
+"""Counters that show what the governor did."""
 
 
 def warm_up() -> list[TraceRequest]:
-    """What an engine serves before it counts as started."""
+    """Requests that an engine serves before it counts as started."""
     return untaught_stream(WARM_RPS, WARM_REQUESTS, WARM_SEED)
 
 
 def memory(kv_blocks: int, host_gib: float = 0.0) -> EngineSpec:
-    """The engine with so much KV memory; 0 blocks: as many as vLLM takes."""
+    """The engine with this KV memory; 0 blocks: vLLM's choice."""
     return EngineSpec(
         model=DEMO,
         flags=("--enforce-eager",),
@@ -76,12 +76,12 @@ def memory(kv_blocks: int, host_gib: float = 0.0) -> EngineSpec:
 
 
 def taught(policy: str) -> Contender:
-    """A policy with lengths predicted by the taught predictor."""
+    """A policy with lengths from the taught predictor."""
     return Contender(policy, policy, predictor=TAUGHT)
 
 
 def governor_of(runs: Sequence[KeptRun]) -> dict[str, Any]:
-    """What the governor said in several runs, and what the engine's own counters say of it."""
+    """The governor's decisions over several runs, by its own report and by the engine's counters."""
     return {
         **governor_figures(
             [run.changes for run in runs], [max(each.finished_s for each in run.served) for run in runs]
@@ -92,12 +92,12 @@ def governor_of(runs: Sequence[KeptRun]) -> dict[str, Any]:
 
 SEATS = (4, 8, 16, 32, 64)
 SWEEP_LOAD, SWEEP_SEED = 1.0, 96
-"""A stream that nothing is compared on: a run counts beside those alone that it served side by side with."""
+"""A stream that is used for no comparison. A run counts only beside those that ran side by side with it."""
 CAPACITY_REQUESTS = 400
-"""So many that what the last long answers take alone hardly counts, and few enough to serve before every stream."""
+"""Enough that the last long answers hardly count, and few enough to serve before every stream."""
 CAPACITY_SEED = 99
 OWN = "policy"
-"""How `--system` calls the policy of `--policy`."""
+"""The name of `--policy`'s policy in `--system`."""
 SYSTEMS = (STOCK.name, PRIORITY.name, OWN)
 
 Grid = dict[tuple[str, float], dict[str, list[Run]]]
@@ -105,7 +105,7 @@ Grid = dict[tuple[str, float], dict[str, list[Run]]]
 
 
 class Measured(CapacityFacts, frozen=True, kw_only=True):
-    """What was measured before anything was compared: capacity, by stock's best seats, and stock at a light load."""
+    """What was measured before anything was compared: capacity, stock's best seats, and stock at light load."""
 
     capacity_seats: int
     light: Summary
@@ -115,7 +115,7 @@ class Measured(CapacityFacts, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Plan:
-    """All that decides what is run; what was measured so far is in `out`."""
+    """Everything that determines the runs; measurements so far are in `out`."""
 
     out: Path
     requests_a_cell: int
@@ -128,11 +128,11 @@ class Plan:
 
     @property
     def requests_a_stream(self) -> int:
-        """Of the requests of a cell, those of each of its streams."""
+        """Requests of each of a cell's streams."""
         return ceil(self.requests_a_cell / self.seeds)
 
     def open(self) -> None:
-        """Make the folder, or go on with it. Raises ConfigError if it holds runs of another kind."""
+        """Make the folder, or continue in it. Raises ConfigError if it has runs of another kind."""
         asked = {
             "requests_a_stream": self.requests_a_stream,
             "kv_blocks": self.engine.kv_blocks,
@@ -142,16 +142,16 @@ class Plan:
 
     @cached_property
     def prepared(self) -> Measured:
-        """What comes before everything else: measured now, unless it is kept."""
+        """The preparation, measured now unless it is stored."""
         return made_once(self.out / "prepared.json", Measured, lambda: prepare(self))
 
     @cached_property
     def targets(self) -> Targets:
-        """Of the clients of every run."""
+        """The targets of all runs' clients."""
         return targets_from(self.prepared.light)
 
     def stream(self, kind: str, load: float, seed: int) -> list[TraceRequest]:
-        """The requests of a kind of clients: the same for every system, and but for the targets for every kind."""
+        """The requests of a kind of clients: equal for every system and, except for targets, for every kind."""
         drawn = untaught_stream(load * self.prepared.capacity_rps, self.requests_a_stream, seed)
         return asked_by(drawn, kind, self.targets, seed)
 
@@ -162,12 +162,12 @@ class Plan:
     # ---- stock alone -----------------------------------------------------------------------------------
 
     def sweep(self) -> list[Run]:
-        """Stock at every number of seats."""
+        """Stock's runs at every number of seats."""
         return [Run(STOCK, "", seats, SWEEP_LOAD, SWEEP_SEED) for seats in SEATS]
 
     @cached_property
     def swept(self) -> dict[str, dict[int, Summary]]:
-        """What the sweep came to for each kind of clients, by seats."""
+        """The sweep's results for each kind of clients, by seats."""
         served = {run.seats: kept(run, self.out).served for run in self.sweep()}
         return {
             kind: {
@@ -178,12 +178,12 @@ class Plan:
         }
 
     def best(self, kind: str) -> dict[str, int]:
-        """Stock's best number of seats for each metric that clients of a kind have; the first is what counts most."""
+        """Stock's best seats for each metric of a kind of clients; the first metric counts most."""
         metrics = (MEAN_JCT,) if kind == NONE else METRICS
         return {metric: best_seats(self.swept[kind], metric) for metric in metrics}
 
     def width(self, kind: str) -> int:
-        """The batch of all others: as stock's best for what counts most."""
+        """The batch width of all others: stock's best for the metric that counts most."""
         return next(iter(self.best(kind).values()))
 
     # ---- what is compared ------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ class Plan:
         return found
 
     def broken_grid(self) -> Grid:
-        """The same for the contenders of `--broken`; one without targets and predictions serves all kinds."""
+        """The cells of `--broken`; a contender without targets and predictions serves all kinds at once."""
         return {
             (kind, load): {
                 each.name: self._runs(each, kind if each.predictor else "", self.width(kind), load)
@@ -219,12 +219,12 @@ class Plan:
 
 
 def capacity_burst() -> list[TraceRequest]:
-    """Requests that are all there at once: what an engine gets through of them is its capacity."""
+    """Requests that all arrive at once, to measure capacity."""
     return at_once(untaught_stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED))
 
 
 def best_seats(swept: dict[int, Summary], metric: str) -> int:
-    """The best of a sweep, none being the worst; of equals the one with the least mean JCT, then the fewest seats."""
+    """The best seats of a sweep, None being the worst; among equals the least mean JCT, then the fewest seats."""
     sign = -1 if metric == GOODPUT else 1
 
     def rank(seats: int) -> tuple[float, float, int]:
@@ -236,7 +236,7 @@ def best_seats(swept: dict[int, Summary], metric: str) -> int:
 
 
 def broken_contenders(policy: str) -> list[Contender]:
-    """Rivals without predictions, and the policy with honest ones and with every kind of broken ones."""
+    """Rivals without predictions, and the policy with honest predictions and with every kind of broken ones."""
     return [Contender(name, name) for name in REFERENCES] + [
         Contender(
             policy if way.predictor == TAUGHT and way.steps == 1 else f"{policy}, {way.name}",
@@ -249,7 +249,7 @@ def broken_contenders(policy: str) -> list[Contender]:
 
 
 def stock_name(seats: int) -> str:
-    """What stock is called in a cell."""
+    """Stock's name in a cell."""
     return f"{STOCK.name}, {seats} seats"
 
 
@@ -257,12 +257,12 @@ def stock_name(seats: int) -> str:
 
 LIGHT_LOAD, LIGHT_REQUESTS = 0.2, 200
 CAPACITY_SEATS = (16, 32, 64)
-"""With the most of them memory is so short that some is computed twice; capacity is the best of these."""
+"""With the most seats memory is so short that some KV is computed twice; capacity is the best of these."""
 LIGHT_SEED = 98
 
 
 def prepare(plan: Plan) -> Measured:
-    """Measure what comes before everything else."""
+    """Measure the preparation."""
     with plan.engine.of(STOCK).serving() as engine:
         found_rps, capacity_seats = max(
             (throughput_rps(engine, WallTime(), seats=seats), seats) for seats in CAPACITY_SEATS
@@ -282,12 +282,12 @@ def prepare(plan: Plan) -> Measured:
 
 
 def throughput_rps(engine: SteppedEngine, clock: EngineClock, *, seats: int) -> float:
-    """What stock gets through with so many seats."""
+    """Stock's throughput with this number of seats."""
     return capacity_rps(engine, clock, burst=capacity_burst(), seats=seats, seed=CAPACITY_SEED)
 
 
 def measure(plan: Plan, runs: Sequence[Run]) -> None:
-    """Do all runs that are not kept yet; clocks go by the machine's speed, by which capacity is what it was."""
+    """Do all runs that are not stored yet; clocks follow the machine's speed, for which capacity is constant."""
     found = plan.prepared
     work = partial(throughput_rps, seats=found.capacity_seats)
     gauge = Gauge(plan.engine.of(STOCK), work, found.capacity_rps)
@@ -299,7 +299,7 @@ def measure(plan: Plan, runs: Sequence[Run]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Faster:
-    """Steps that are `speed` times as fast."""
+    """A step law that is `speed` times as fast."""
 
     steps: StepSeconds
     speed: float
@@ -310,9 +310,9 @@ class Faster:
 
 
 def at_capacity(engine: TwinEngine, found: Measured) -> TwinEngine:
-    """The engine as fast as the machine was when capacity was measured, since loads and targets go by that.
+    """The engine at the machine's speed when capacity was measured, for which loads and targets are defined.
 
-    The machine may have had another speed when its costs were. Copies are left as they are.
+    The machine may have had another speed when its costs were measured. Copies keep their times.
     """
     costs = engine.costs
     speed = found.capacity_rps / simulated_capacity_rps(engine, found.capacity_seats)
@@ -327,7 +327,7 @@ def at_capacity(engine: TwinEngine, found: Measured) -> TwinEngine:
 
 
 def simulated_capacity_rps(engine: TwinEngine, seats: int) -> float:
-    """What stock gets through there when all requests are there at once."""
+    """Stock's simulated throughput if all requests arrive at once."""
     run = Run(STOCK, "", seats, 0.0, CAPACITY_SEED)
     served = engine.records(run, capacity_burst(), max_output_tokens=MAX_OUTPUT_TOKENS)
     return len(served) / max(record.finished_s or 0.0 for record in served)

@@ -3,7 +3,7 @@
 Simulated: an H100 with Llama-3.1-8B, without a KV tier and with one of 200 GiB, whose link is that to host memory
 (51 GB/s), a slow one (2 GiB/s, 5 ms), or takes no time. Workloads: `agentic` (recorded coding-agent sessions from
 `--data`, 300 s at 0.5 and 1 times the rate at which stock gets through a queue of them) and `conversations` (generated:
-eight turns about a minute apart, each with 2,000 new tokens in the mean, 960 requests). The first tenth of a window is
+eight turns about a minute apart, each with 2,000 new tokens on average, 960 requests). The first tenth of a window is
 not measured. Per workload, load, policy and tier: mean JCT, mean time to the first token, and the shares of prompt
 tokens that were found on the device or loaded. `--markdown` prints a table.
 """
@@ -49,7 +49,7 @@ TIERS = {
 
 @dataclass(frozen=True, slots=True)
 class TierRun:
-    """One workload at one load under one policy, beside one tier."""
+    """One workload at one load under one policy, with one tier."""
 
     workload: str
     load: float
@@ -58,20 +58,20 @@ class TierRun:
 
 
 def system(tier: KvTier | None) -> System:
-    """The engine, without host memory of the policy's own."""
+    """The engine, without host memory for the policy."""
     whole = MACHINE.system()
     return replace(whole, limits=replace(whole.limits, host_blocks=0), kv_tier=tier)
 
 
 def requests_of(workload: str, load: float, data: Path, capacity: float) -> Sequence[TraceRequest]:
-    """What comes."""
+    """The requests of a window."""
     if workload == RECORDED:
         return window(RECORDED, data, load * capacity, seed=0)
     return load_trace(CONVERSATIONS)
 
 
 def measured(run: TierRun, data: Path, capacity: float) -> dict[str, float]:
-    """What a run came to, over the requests that came after the warm-up; the shares are over all."""
+    """Figures of a run over the requests that came after the warm-up; the shares are over all requests."""
     requests = requests_of(run.workload, run.load, data, capacity)
     whole = system(TIERS[run.tier])
     result = simulate_policy(requests, run.policy, whole, max_output_tokens=MACHINE.longest_tokens)
@@ -89,7 +89,7 @@ def measured(run: TierRun, data: Path, capacity: float) -> dict[str, float]:
 
 
 def report(workloads: Sequence[str], policies: Sequence[str], data: Path, jobs: int) -> dict[str, Any]:
-    """All figures."""
+    """The figures of all runs."""
     capacity = capacity_rps(RECORDED, data)[1] if RECORDED in workloads else 0.0
     todo = [
         TierRun(workload, load, policy, tier)

@@ -57,15 +57,17 @@ from headway.policies.presets import find_preset
 STOCK = "vllm"
 TUNED = "sarathi"
 STEADY = 1.25
-"""A machine that is slower by more than that, before the long prompt came, says nothing of a target set sooner."""
+"""If the machine was slower than this factor before the long prompt came, the run proves nothing about a target set
+earlier.
+"""
 
 
 def machine_figures(measured: MeasuredMachine) -> dict[str, Any]:
-    """One machine: what all streams felt, how long the long prompt waited, and which systems kept each target.
+    """One machine: the gaps of all streams, how long the long prompt waited, and which systems kept each target.
 
-    `reachable`: the streams keep within it when they are left alone. `slower`: how many times as slow the machine was
-    in the slowest of the policy's runs, before the long prompt came, as when the target was set. `tuned` is the budget
-    of `sarathi` that keeps within it with the least TTFT; None where no budget does.
+    `reachable`: the streams keep within the target when they are left alone. `slower`: how many times slower the
+    machine was in the slowest of the policy's runs, before the long prompt came, than when the target was set. `tuned`
+    is the budget of `sarathi` that keeps within the target with the least TTFT; None where no budget does.
     """
     gap_s = light_gap_s(measured.light)
     alone_s = max(each.worst_gap_s for each in measured.light)
@@ -105,7 +107,7 @@ def _tuned(deaf: Mapping[str, Mapping[str, Any]], target_s: float) -> dict[str, 
 
 
 def verdicts(machines: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Whether the policy keeps within every target that can be kept where `vllm` does not, and where that is not so."""
+    """Whether the policy keeps within every reachable target and `vllm` within none, and the exceptions."""
     exceptions = []
     for machine, found in machines.items():
         for factor, target in found["targets"].items():
@@ -154,7 +156,7 @@ SEEDS = 3
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that decides what is run."""
+    """The complete setting of a bench run."""
 
     policy: str
     machines: Sequence[str]
@@ -164,7 +166,7 @@ class Plan:
 
 
 def report(plan: Plan) -> dict[str, Any]:
-    """All figures."""
+    """The figures of all machines."""
     machines: dict[str, dict[str, Any]] = {}
     for name in plan.machines:
         say(f"long prompt: {name}")
@@ -178,7 +180,7 @@ def report(plan: Plan) -> dict[str, Any]:
 
 
 def simulated(plan: Plan, name: str) -> dict[str, Any]:
-    """One simulated machine."""
+    """Figures of one simulated machine."""
     machine, budgets = MACHINES[name], SIMULATED_BUDGETS
     found = measured_simulated(machine, plan.policy, plan.factors, budgets, plan.seeds)
     return {
@@ -190,7 +192,7 @@ def simulated(plan: Plan, name: str) -> dict[str, Any]:
 
 
 def real(plan: Plan) -> dict[str, Any]:
-    """This machine's engine."""
+    """Figures of this machine's real engine."""
     found = measured_real(plan.policy, plan.factors, REAL_BUDGETS, plan.seeds, plan.out)
     return {
         "measured_on": machine_name(),
@@ -202,7 +204,7 @@ def real(plan: Plan) -> dict[str, Any]:
 
 
 def options() -> argparse.ArgumentParser:
-    """The command's."""
+    """The command's options."""
     parser = command_line(__doc__)
     markdown_option(parser, "the table of docs/headway-real.md instead")
     parser.add_argument("--policy", default="headway", help="a preset (default headway)")
@@ -217,7 +219,7 @@ def options() -> argparse.ArgumentParser:
 
 
 def plan_of(arguments: argparse.Namespace) -> Plan:
-    """What the options ask for. Raises ConfigError for what is not accepted."""
+    """The plan that the options describe. Raises ConfigError for an option that is not accepted."""
     find_preset(arguments.policy)
     factors = tuple(arguments.factor or FACTORS)
     if min(factors) <= 1:

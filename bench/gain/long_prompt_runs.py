@@ -34,16 +34,19 @@ WARM = "warm"
 LONG_OUTPUT_TOKENS = 8
 WARM_OUTPUT_TOKENS, REHEARSAL_TOKENS = 4, 100
 WARM_SHARES = (1 / 64, 1 / 4, 1 / 16, 1 / 8)
-"""Of the long prompt's tokens: what the prompts before the scene have, so that what steps cost is known by then."""
+"""Lengths of the prompts before the scene, as shares of the long prompt's tokens. Engines learn the cost of steps
+from them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """`streams` decode; `settle_s` after they came a prompt of `long_tokens` arrives. Before them come `warm` others,
-    one every `warm_every_s`, and as many short streams, `rehearsal_s` ahead, as an engine that serves has seen.
+    """`streams` decode; `settle_s` after they came, a prompt of `long_tokens` arrives. Before them come `warm` other
+    prompts, one every `warm_every_s`, and as many short streams, `rehearsal_s` ahead, as a serving engine would have
+    seen.
 
-    The streams share the first `shared_blocks` times 512 tokens of their prompts, as with one system prompt, so that
-    what they read hardly changes while they go on. `window_s` is how long they are watched when they are left alone.
+    The streams share the first `shared_blocks` times 512 tokens of their prompts, like a system prompt, so that what
+    they read hardly changes while they run. `window_s` is how long they are watched when they are left alone.
     """
 
     streams: int
@@ -73,9 +76,9 @@ class Scene:
         return self.streams_s + self.settle_s
 
     def requests(self, tbt_s: float | None, *, with_long: bool = True, seed: int = 0) -> list[TraceRequest]:
-        """In order of arrival; the streams have this target, no other request has any.
+        """Requests in order of arrival; the streams have this target, no other request has any.
 
-        The streams' own parts of their prompts are up to a quarter longer, by `seed`.
+        The streams' own parts of their prompts vary by up to a quarter in length, by `seed`.
         """
         rng = Random(f"streams of {seed}")
         slo = NO_TARGETS if tbt_s is None else Slo(tbt_s=tbt_s)
@@ -95,7 +98,7 @@ class Scene:
         return found
 
     def _warm(self, number: int) -> TraceRequest:
-        """The first has what the streams share, the others prompts of their own."""
+        """A prompt before the scene: the first has the streams' shared prefix, the others have prompts of their own."""
         name, arrival_s = f"{WARM}-{number}", number * self.warm_every_s
         if not number:
             return self._sharing(name, arrival_s, self.own_tokens, WARM_OUTPUT_TOKENS)
@@ -119,17 +122,17 @@ class TokenTimes:
     of: dict[str, list[float]] = field(default_factory=dict)
 
     def came(self, request_id: str, tokens: int, now_s: float) -> None:
-        """So many tokens of a request have come now."""
+        """Note that this many tokens of a request have come now."""
         self.of.setdefault(request_id, []).extend([now_s] * tokens)
 
     @property
     def streams(self) -> list[list[float]]:
-        """The streams' alone."""
+        """Token times of the streams alone."""
         return [times_s for name, times_s in self.of.items() if name.startswith(STREAM)]
 
 
 def gaps_s(streams: Sequence[Sequence[float]], from_s: float, until_s: float) -> list[float]:
-    """The times between tokens of the same stream that lie in this time, if only in part."""
+    """The times between tokens of the same stream that overlap this interval."""
     return [
         later - sooner
         for times_s in streams
@@ -140,14 +143,16 @@ def gaps_s(streams: Sequence[Sequence[float]], from_s: float, until_s: float) ->
 
 @dataclass(frozen=True, slots=True)
 class Light:
-    """The streams without a long prompt: the median and the worst time between tokens, once it would have come."""
+    """The streams without a long prompt: their median and worst time between tokens, after the instant when it
+    would have come.
+    """
 
     median_gap_s: float
     worst_gap_s: float
 
 
 def light(scene: Scene, times: TokenTimes) -> Light:
-    """What the streams do when they are left alone. Raises SimulationError if they ended before."""
+    """Gaps of the streams when they are left alone. Raises SimulationError if they ended too early."""
     gaps = gaps_s(times.streams, scene.long_s, scene.long_s + scene.window_s)
     if not gaps:
         raise SimulationError(
@@ -157,17 +162,19 @@ def light(scene: Scene, times: TokenTimes) -> Light:
 
 
 def light_gap_s(alone: Sequence[Light]) -> float:
-    """What targets are multiples of: the first seed's median gap, so that more seeds do not change the targets."""
+    """The gap that targets are multiples of: the first seed's median gap, so that more seeds do not change the
+    targets.
+    """
     return alone[0].median_gap_s
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """How a long prompt went through: the streams' gaps from its arrival to its first token, and how long that took.
+    """How a long prompt was served: the streams' gaps from its arrival to its first token, and its time to first token.
 
-    `before_gap_s`: their median gap in the second before it came (0 if they had none), which says how fast the machine
-    was just then. `amid_all`: every stream had begun and went on until then, so that the whole prompt was computed
-    among all of them.
+    `before_gap_s`: the streams' median gap in the second before it came (0 if they had none), a measure of the
+    machine's speed at that time. `amid_all`: every stream had begun and was still running, so that the whole prompt was
+    computed among all of them.
     """
 
     before_gap_s: float
@@ -178,7 +185,7 @@ class Passage:
 
 
 def passage(scene: Scene, times: TokenTimes) -> Passage:
-    """Of one run of the scene."""
+    """The passage of the long prompt in one run of the scene."""
     first_s = times.of[LONG][0]
     gaps = sorted(gaps_s(times.streams, scene.long_s, first_s))
     if not gaps:
@@ -194,7 +201,7 @@ def passage(scene: Scene, times: TokenTimes) -> Passage:
 
 
 def passage_figures(passages: Sequence[Passage]) -> dict[str, Any]:
-    """Over the seeds: the worst gap of all, by seed too, and the mean of the rest."""
+    """Figures over the seeds: the worst gap overall and by seed, and means of the rest."""
     return {
         "worst_gap_s": max(each.worst_gap_s for each in passages),
         "worst_gap_by_seed_s": [each.worst_gap_s for each in passages],
@@ -207,7 +214,9 @@ def passage_figures(passages: Sequence[Passage]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMachine:
-    """One machine: streams alone, under systems without targets, under the policy by factor of its target; by seed."""
+    """One machine: the streams alone, under systems without targets, and under the policy by factor of its target;
+    each by seed.
+    """
 
     light: Sequence[Light]
     deaf: Mapping[str, Sequence[Passage]]
@@ -216,7 +225,7 @@ class MeasuredMachine:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Under what a scene is served: a policy, a batching in place of its own, and the streams' target."""
+    """How a scene is served: a policy, an optional batching in place of its own, and the streams' target."""
 
     name: str
     policy: str
@@ -225,17 +234,19 @@ class Row:
 
 
 class Stage(Protocol):
-    """Serves a scene."""
+    """Anything that can serve a scene."""
 
     def __call__(self, row: Row, seed: int, *, with_long: bool = True) -> TokenTimes:
-        """When the tokens came."""
+        """Serve the scene; return when the tokens came."""
         ...
 
 
 def measured(
     scene: Scene, stage: Stage, policy: str, factors: Sequence[float], budgets: Sequence[int], seeds: int
 ) -> MeasuredMachine:
-    """Everything; the streams alone first, since their gaps set the targets, then all in turn, seed by seed."""
+    """Measure everything on a stage: first the streams alone, since their gaps set the targets, then all systems in
+    turn, seed by seed.
+    """
     stock = Row("vllm", STOCK.policy)
     alone = [
         light(scene, stage(replace(stock, name="vllm-alone"), seed, with_long=False)) for seed in range(seeds)
@@ -283,14 +294,14 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class RealStage:
-    """An engine with a scene; runs that are in the folder, if there is one, are read, the others made and put there."""
+    """Serves a scene on a real engine. Runs that the folder has already are read; new ones are kept there."""
 
     engine: SteppedEngine
     scene: Scene
     folder: Path | None
 
     def __call__(self, row: Row, seed: int, *, with_long: bool = True) -> TokenTimes:
-        """When the tokens came."""
+        """Serve the scene; return when the tokens came."""
 
         def made() -> dict[str, list[float]]:
             say(f"long prompt: {row.name}-{seed}")
@@ -314,7 +325,7 @@ class RealStage:
 def measured_real(
     policy: str, factors: Sequence[float], budgets: Sequence[int], seeds: int, folder: Path | None
 ) -> MeasuredMachine:
-    """Everything on this machine's engine."""
+    """Measure everything on this machine's engine."""
     with ENGINE.serving() as engine:
         return measured(SCENE, RealStage(engine, SCENE, folder), policy, factors, budgets, seeds)
 
@@ -327,7 +338,7 @@ SIMULATED_BUDGETS = (256, 512, 1024, 2048)
 
 @dataclass(frozen=True, slots=True)
 class SceneMachine:
-    """A GPU, a model and a scene that fits its memory; `note` is what has to be said of it."""
+    """A GPU, a model and a scene that fits its memory; `note` is a remark for the report."""
 
     hardware: str
     model: str
@@ -335,7 +346,7 @@ class SceneMachine:
     note: str = ""
 
     def system(self) -> System:
-        """One engine, as vLLM serves by default there."""
+        """One engine with vLLM's default sizes on this GPU."""
         costs = calibration(self.hardware, model_shape(self.model))
         return System(limits=engine_limits(EngineSizes(), self.hardware, costs), calibration=costs)
 
@@ -365,7 +376,8 @@ MACHINES = {
 class Heard:
     """Follows a run and notes when each request's tokens came.
 
-    A step is told of before its output is processed, so what has grown since a job's last step came with that one.
+    A step is reported before its output is processed, so the tokens that a job has gained since its last step came with
+    that one.
     """
 
     times: TokenTimes = field(default_factory=TokenTimes)
@@ -373,7 +385,7 @@ class Heard:
     _last_s: dict[str, float] = field(default_factory=dict)
 
     def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
-        """The output of a step is about to be processed."""
+        """A step was computed; its output is about to be processed."""
         for job in outcome.tokens:
             if job.id in self._last_s:
                 self._grown(job.id, job.num_output_tokens, self._last_s[job.id])
@@ -392,12 +404,12 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedStage:
-    """A simulated machine with its scene."""
+    """Serves a scene on a simulated machine."""
 
     machine: SceneMachine
 
     def __call__(self, row: Row, seed: int, *, with_long: bool = True) -> TokenTimes:
-        """When the tokens came."""
+        """Serve the scene; return when the tokens came."""
         requests = self.machine.scene.requests(row.tbt_s, with_long=with_long, seed=seed)
         heard = Heard()
         simulate_policy(
@@ -416,5 +428,5 @@ class SimulatedStage:
 def measured_simulated(
     machine: SceneMachine, policy: str, factors: Sequence[float], budgets: Sequence[int], seeds: int
 ) -> MeasuredMachine:
-    """Everything of one machine."""
+    """Measure everything on one simulated machine."""
     return measured(machine.scene, SimulatedStage(machine), policy, factors, budgets, seeds)

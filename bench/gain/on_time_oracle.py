@@ -17,25 +17,26 @@ from headway.policies.order.sorted_index import Key, SortedIndex
 from headway.policies.policy import Policy
 
 MOST_PLANNED = 256
-"""Of the jobs that can be on time, the most urgent so many are planned together in a step."""
+"""At most this many of the jobs that can be on time, the most urgent ones, are planned together in a step."""
 TOKEN_BUDGET = 2048
 MOST_RESIDENT = 1024
 OUTPUT_WEIGHT = 4.0
-"""Prompt tokens that cost as much as one of an answer, which shares its step with many others and holds memory
-meanwhile: 4 on an H100 with Llama-3.1-8B at 250 answers a step, 11 on an A100 with OPT-13B at 25."""
+"""Prompt tokens that cost as much as one token of an answer, which shares its step with many others and holds
+memory meanwhile: 4 on an H100 with Llama-3.1-8B at 250 answers a step, 11 on an A100 with OPT-13B at 25.
+"""
 MEMORY_S = 5.0
-"""How long the prefill rate remembers."""
+"""Time constant of the prefill rate's running mean."""
 
 
 class OnTimeOracle:
-    """The most jobs on time first, by latest start; then those given up, late or without targets, least work first.
+    """Jobs that will be on time first, by latest start; then those given up, late or without targets, least work first.
 
-    A job can be on time until its first token's deadline less its own prefill; once it has brought tokens and lost
-    its KV, until the instant from which the tokens still to come would fall behind their target. Of the most urgent
-    MOST_PLANNED, whenever one would be late at the prefill rate of late, the one that costs most of those before it is
-    given up (Moore 1968, the fewest late jobs on a single server). True lengths are known, to weigh cost by.
+    A job can be on time until its first token's deadline less its own prefill. Once it has produced tokens and lost its
+    KV, it can be on time until its remaining tokens would fall behind their target. Among the most urgent MOST_PLANNED
+    jobs, whenever one would be late at the recent prefill rate, the costliest job before it is given up (Moore 1968:
+    fewest late jobs on a single server). Costs are weighed with the true lengths.
 
-    Not optimal, and no bound: an engine that batches is no single server. O(MOST_PLANNED log) a step.
+    This is neither optimal nor a bound: an engine that batches is no single server. O(MOST_PLANNED log) a step.
     """
 
     def __init__(self, output_tokens: Mapping[str, int], cost: CostModel) -> None:
@@ -61,11 +62,11 @@ class OnTimeOracle:
         index.remove(job, key)
 
     def end(self, job: Job) -> None:
-        """A job is gone."""
+        """A job has ended."""
         del self._latest_s[job]
 
     def touch(self, job: Job) -> None:
-        """A job's first token is out: another target counts."""
+        """A job's first token is out, so that another target counts."""
         if job in self._waiting:
             self.remove(job)
             self.add(job)
@@ -73,7 +74,7 @@ class OnTimeOracle:
             self._latest_s[job] = self.latest_start_s(job)
 
     def latest_start_s(self, job: Job) -> float:
-        """The last instant to begin with it; inf without a target that could still be missed."""
+        """The last instant to begin the job; inf without a target that could still be missed."""
         prefill_s = self._cost.prefill_s(max(1, job.num_tokens - job.num_computed_tokens))
         if not job.num_output_tokens:
             deadline_s = job.ttft_deadline_s
@@ -85,7 +86,7 @@ class OnTimeOracle:
         return finish_s - prefill_s - to_come * self._cost.prefill_s(1)
 
     def work_tokens(self, job: Job) -> float:
-        """What it still costs, in prompt tokens."""
+        """The job's remaining cost in prompt tokens."""
         to_come = self._output_tokens[job.id] - job.num_output_tokens
         return job.num_tokens - job.num_computed_tokens + OUTPUT_WEIGHT * to_come
 
@@ -105,11 +106,11 @@ class OnTimeOracle:
         return sorted(jobs, key=lambda job: self._place(job, now_s))
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known while a job waits: whether it can be on time depends on how fast others are served."""
+        """Unknown while a job waits: whether it can be on time depends on how fast others are served."""
         return -inf if self._waiting else inf
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Learn how fast prompts are computed while some wait."""
+        """Update the prefill rate."""
         self._rate.observe(outcome, busy=len(self._hopeful) > 0)
 
     def _file(self, job: Job, index: SortedIndex, key: Key) -> None:
@@ -145,7 +146,7 @@ class OnTimeOracle:
 
 
 class PrefillRate:
-    """Prompt tokens computed a second while prompts waited, of late; 0 while unknown."""
+    """Prompt tokens computed a second while prompts waited, as a running mean; 0 while unknown."""
 
     def __init__(self) -> None:
         self.tokens_a_s = 0.0
@@ -153,7 +154,7 @@ class PrefillRate:
         self._tokens = 0
 
     def observe(self, outcome: StepOutcome, *, busy: bool) -> None:
-        """A step was scheduled: the time since the one before was that one's. O(jobs)."""
+        """A step was scheduled: count the time since the one before as that step's duration. O(jobs)."""
         elapsed_s = outcome.now_s - self._last_s
         if self._tokens and 0 < elapsed_s < inf:
             rate = self._tokens / elapsed_s
@@ -164,7 +165,8 @@ class PrefillRate:
 
 
 def on_time_policy(name: str, output_tokens: Mapping[str, int], cost: CostModel) -> Policy:
-    """The order above, in steps as long as the tightest target between tokens allows; late jobs leave.
+    """A policy with this order, whose steps last as long as the tightest target between tokens allows; late jobs are
+    dropped.
 
     For the simulator alone.
     """

@@ -45,19 +45,19 @@ LOAD = 1.1
 BUDGET, AIM_S = 1_000, 600.0
 QUICK_BUDGET = 60
 SHARED = {"conversation": "azure2023_conv.csv.gz", "code": "azure2023_code.csv.gz"}
-"""Trace -> its file among the shared ones."""
+"""Trace -> its file among the shared data."""
 GENERATED = {
     "conversation": "gen:poisson:rate=6/input=azure-conversation/output=azure-conversation/count=6000",
     "code": "gen:gamma:rate=3,cv=8/input=lognormal:mean=2000,sigma=1,max=7500/"
     "output=lognormal:mean=28,sigma=1,max=900/count=6000",
 }
-"""What takes its place where there are none."""
+"""Trace -> its generated replacement, used without the shared data."""
 DATA = Path("../shared/data")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """What is planned, and where it is kept; `data` is the folder of the shared data that was named."""
+    """Settings of the bench; `data` is the folder of shared data that was named on the command line."""
 
     out: Path
     data: Path | None
@@ -67,7 +67,7 @@ class Bench:
     seeds: int = SEEDS
 
     def source(self, trace: str) -> str:
-        """The shared file, or what takes its place. Raises ConfigError where a folder was named that has none."""
+        """The shared file, or the generated replacement. Raises ConfigError if a named folder lacks the file."""
         file = (self.data or DATA) / "traces" / SHARED[trace]
         if file.exists():
             return str(file)
@@ -78,14 +78,14 @@ class Bench:
         return GENERATED[trace]
 
     def ask(self, trace: str) -> PlanRequest:
-        """The plan of a trace."""
+        """The planning request for a trace."""
         stream = Trace(self.source(trace), self.limit, TARGETS)
         return PlanRequest(
             hardware=HARDWARE, model=MODEL, gpus=GPUS, trace=stream, load=LOAD, seeds=self.seeds
         )
 
     def plan(self, trace: str) -> tuple[PlannedDeployment, dict[str, Any]]:
-        """The plan, and its row."""
+        """Plan for a trace; return the plan and its row."""
         folder = self.out / trace
         started_s = time.monotonic()
         prepared = prepare(self.ask(trace))
@@ -95,7 +95,7 @@ class Bench:
 
 
 def row(source: str, planned: PlannedDeployment, wall_s: float) -> dict[str, Any]:
-    """The figures of one plan that took so long in all."""
+    """The figures of one plan that took `wall_s` in all."""
     data = plan_data(planned)
     points = data["gain"]["points"]
     return {
@@ -118,14 +118,14 @@ def row(source: str, planned: PlannedDeployment, wall_s: float) -> dict[str, Any
 
 
 def verified(planned: PlannedDeployment, folder: Path, seconds: float) -> dict[str, Any]:
-    """The check of a plan on this machine."""
+    """Check a plan on this machine."""
     from headway.planner.verify import verify
 
     return verify(planned, folder, seconds, say).to_dict()
 
 
 def _said(trace: str) -> Callable[[float, str], None]:
-    """Says of each tenth that it is done."""
+    """A progress callback that reports each tenth."""
     told = -1
 
     def tell(share: float, what: str) -> None:
@@ -156,7 +156,7 @@ def main() -> None:
 
 
 def planned_traces(given: argparse.Namespace) -> dict[str, Any]:
-    """Plan what is asked for; what all of it came to."""
+    """Plan for the traces asked for; return the report."""
     with TemporaryDirectory(prefix="headway-planner-") as temporary:
         bench = Bench(
             out=given.out or Path(temporary),

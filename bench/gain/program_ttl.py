@@ -1,9 +1,10 @@
-"""Program scheduling in front of stock vLLM, as vllm-router 0.1.17 has it, for one simulated instance.
+"""Program scheduling in front of stock vLLM, as in vllm-router 0.1.17, for one simulated instance.
 
-The rules of its `program_scheduling` with KV memory as `token_capacity`: a program that is active counts with its whole
-context. Its request passes at once. Of others those pass that fit beside, with a reserve for growth, the program served
-last first. A program stays active for as long after an answer as is worth most under a log-normal fit of pauses,
-once a hundred are known. Left out: shared prefixes, its batch-gain bypass and privileges.
+The rules of its `program_scheduling` with KV memory as `token_capacity`: an active program counts with its whole
+context, and its requests pass at once. Requests of other programs pass while they fit beside, with a reserve for
+growth; the program served last goes first. A program stays active after an answer for the time that is worth most under
+a log-normal fit of its pauses, once a hundred pauses are known. Left out: shared prefixes, the batch-gain bypass and
+privileges.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LONGEST_TTL_S, FORCED_S = 10.0, 300.0
 MOST_ROUNDS = 14
 DECODE_BUFFER_TOKENS = 100
 MISS_WEIGHT = 1.85
-"""A prefill counts so often: decodes stand still meanwhile."""
+"""Weight of a prefill, during which decodes stand still."""
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class _Active:
 
 
 class ProgramTtl(Drifting, Arrival):
-    """Order of arrival among the requests that program scheduling has let pass; the others wait unseen."""
+    """Order of arrival among the requests that program scheduling has let pass; the policy does not see the others."""
 
     def __init__(self, cost: CostModel | None = None) -> None:
         super().__init__()
@@ -67,7 +68,7 @@ class ProgramTtl(Drifting, Arrival):
         super().remove(job)
 
     def end(self, job: Job) -> None:
-        """The tool of a program runs now: for how long it stays active."""
+        """A job has ended and its program's tool runs now: decide how long the program stays active."""
         name = _name(job)
         if name in self._sizes:
             self._growths.append(max(0, job.num_tokens - self._sizes[name]))
@@ -82,7 +83,7 @@ class ProgramTtl(Drifting, Arrival):
         self._now_s = outcome.now_s
 
     def top(self, k: int, now_s: float) -> list[Job]:
-        """The first k of those that have passed by now."""
+        """The first k of the jobs that have passed by now."""
         self._now_s = max(self._now_s, now_s)
         self._active = {name: each for name, each in self._active.items() if each.until_s > self._now_s}
         for job in sorted(self._held, key=self._rank):
@@ -107,7 +108,7 @@ class ProgramTtl(Drifting, Arrival):
         return used + wanted + self._reserve_tokens() <= self._cost.kv_tokens
 
     def _reserve_tokens(self) -> float:
-        """What active programs and one more may grow by."""
+        """Tokens by which active programs and one more may grow."""
         if len(self._rounds) < WINDOW or not self._growths:
             return 0.0
         target = min(MOST_ROUNDS, ceil(2 * fmean(self._rounds)))

@@ -68,15 +68,18 @@ from headway.whole_file import write_whole
 # ---- the race: contenders that are run with further seeds --------------------------------------------
 
 FAR_SHARE, FAR_RATIO = 0.10, 0.25
-"""Behind the best rival by more of goodput, or of mean JCT as ratio - 1, no rival is taken to be a cell's best."""
+"""Further seeds are skipped for a rival that is behind a cell's best rival by more than this in goodput, or in mean
+JCT as ratio - 1.
+"""
 
 
 def still_racing(
     plan: Plan, kept: Kept[RegretRun, RegretResult], rival_names: frozenset[str]
 ) -> Callable[[RegretRun], bool]:
-    """Whether a run of a further seed is to be made: always, unless it is a rival's and far behind in all its cells.
+    """A test that says whether to run a further seed: yes, unless it is a rival's run and the rival is far behind in
+    all its cells.
 
-    `vllm` is never left behind: gains are over it.
+    `vllm` is never left out, since gains are measured against it.
     """
     racing = [each for each in plan.contenders if each.name in rival_names and each.name != STOCK]
     first = plan.seeds[0]
@@ -91,7 +94,7 @@ def still_racing(
 
 
 def near_the_best(cell: Cell, results: dict[Contender, RegretResult]) -> Sequence[Contender]:
-    """Those whose value in a cell is not far behind the best of them."""
+    """The contenders whose value in a cell is not far behind the best of them."""
     found = {
         each: value for each, result in results.items() if (value := result.value(cell.classes)) is not None
     }
@@ -107,11 +110,11 @@ def near_the_best(cell: Cell, results: dict[Contender, RegretResult]) -> Sequenc
 # ---- progress on stderr ------------------------------------------------------------------------------
 
 _A_LINE_EVERY = 20
-"""Runs, where stderr is no terminal."""
+"""Runs between two progress lines, where stderr is no terminal."""
 
 
 class Progress:
-    """Says how many are done and how long the rest will take; called once for each that is made now."""
+    """Shows how many runs are done and the time left; called once for each new run."""
 
     def __init__(self, what: str, count: int, kept: Kept[Any, Any], runs: Sequence[Any]) -> None:
         self._what, self._count = what, count
@@ -119,7 +122,7 @@ class Progress:
         self._started_s, self._begun = time.monotonic(), self._done
 
     def __call__(self) -> None:
-        """One more is done."""
+        """One more run is done."""
         self._done += 1
         elapsed_s = time.monotonic() - self._started_s
         left_s = elapsed_s / (self._done - self._begun) * (self._count - self._done)
@@ -146,7 +149,7 @@ Runs = Kept[RegretRun, RegretResult]
 
 
 def main() -> None:
-    """Print the object that docs/regret.md describes; exit status 2 for what is not accepted."""
+    """Print the object that docs/regret.md describes; exit status 2 for an option that is not accepted."""
     arguments = _arguments()
     try:
         found = regret(arguments)
@@ -200,7 +203,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def regret(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run what is asked for and not kept yet; what all of it came to, written to the folder as well."""
+    """Make the missing runs; write the report to the folder and return it."""
     started_s = time.monotonic()
     data = arguments.data.resolve()
     contenders, rival_names = chosen_contenders(arguments)
@@ -237,7 +240,7 @@ def regret(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def chosen_cells(arguments: argparse.Namespace, data: Path) -> list[Cell]:
-    """The cells asked for; of the quick ones those whose workload is there."""
+    """The cells asked for; of the quick ones, those whose workload is available."""
     if arguments.quick and not arguments.cells:
         known = known_workloads(data)
         patterns = ",".join(each for each in QUICK_CELLS if each.partition("/")[0] in known)
@@ -260,7 +263,9 @@ def chosen_contenders(arguments: argparse.Namespace) -> tuple[list[Contender], f
 
 
 def chosen_again(contenders: Sequence[Contender], patterns: str) -> list[Contender]:
-    """Whose kept runs are dropped: those that a pattern of `A,B,...` matches; ConfigError for a pattern of none."""
+    """The contenders whose kept runs are dropped: those that a pattern of `A,B,...` matches; ConfigError for a
+    pattern that matches none.
+    """
     wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     for pattern in wanted:
         if not any(fnmatchcase(each.name, pattern) for each in contenders):
@@ -271,7 +276,7 @@ def chosen_again(contenders: Sequence[Contender], patterns: str) -> list[Contend
 
 
 def chosen_seeds(arguments: argparse.Namespace) -> range:
-    """The first so many as are asked for. Raises ConfigError for none, or more than there are windows."""
+    """The first seeds, as many as asked for. Raises ConfigError for none, or for more than there are windows."""
     count = arguments.seeds
     if count is None:
         count = QUICK_SEEDS if arguments.quick else SEEDS
@@ -281,7 +286,7 @@ def chosen_seeds(arguments: argparse.Namespace) -> range:
 
 
 def capacities(cells: Sequence[Cell], data: Path, out: Path, jobs: int) -> dict[tuple[str, str], float]:
-    """Requests a second of `vllm` by workload and machine, measured where they are not known yet."""
+    """Capacity (requests a second of `vllm`) by workload and machine, measured where it is not kept."""
     places = list(dict.fromkeys(cell.place for cell in cells))
     runs = [CapacityRun(workload=workload, machine=machine, data=data) for workload, machine in places]
     kept = kept_capacities(out)
@@ -290,7 +295,7 @@ def capacities(cells: Sequence[Cell], data: Path, out: Path, jobs: int) -> dict[
 
 
 def make_runs(plan: Plan, kept: Runs, rival_names: frozenset[str], *, race: bool, jobs: int) -> None:
-    """Make the runs that are not kept; with `race` the first seed decides which rivals are run with the others."""
+    """Make the runs that are not kept; with `race`, the first seed decides which rivals get further seeds."""
     stages = [plan.seeds] if not race else [plan.seeds[:1], plan.seeds[1:]]
     for stage in stages:
         runs = list(plan.runs(stage))
@@ -319,7 +324,7 @@ def found_in(plan: Plan, kept: Runs, subject: str, rival_names: frozenset[str]) 
 
 
 def workload_facts(plan: Plan) -> list[dict[str, Any]]:
-    """Of each workload on a machine: its capacity, and how many requests fit and do not."""
+    """Facts about each workload on a machine: its capacity, and how many requests fit and do not."""
     rows = []
     for (workload, machine), rps in plan.capacity_rps.items():
         facts = ServedWorkload(workload, MACHINES[machine], plan.data).facts()

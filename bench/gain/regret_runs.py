@@ -1,4 +1,4 @@
-"""The contenders, runs and cells of `bench/gain/regret.py`. Plain data decides a run."""
+"""The contenders, runs and cells of `bench/gain/regret.py`. A run is determined by plain data alone."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ SHORTEST = Parts(
     batching="top-jobs:reserve_confidence=0.5",
     eviction="proactive",
 )
-"""Told the exact lengths it is shortest remaining work first, with room set aside.
+"""Shortest remaining work first when told the exact lengths, with room set aside.
 
-Indexed, unlike `srpt-oracle`, which sorts all that wait in every step: these queues are too long for that.
+Unlike `srpt-oracle`, which sorts all waiting jobs in every step, it keeps an index: these queues are too long to sort.
 """
 
 ABLATIONS: dict[str, tuple[str, Parts]] = {
@@ -69,18 +69,20 @@ ABLATIONS: dict[str, tuple[str, Parts]] = {
     "headway-no-lengths": (SUBJECT, Parts(order="on-time:least_tau=1")),
     "headway-no-swap": (SUBJECT, Parts(eviction="recompute")),
 }
-"""Contenders that switch one idea of a preset off: the preset, and what stands in place of its parts.
+"""Contenders that switch one idea of a preset off: the preset, and the parts that replace its own.
 
-No job is given up; what the prefix cache holds counts as work; steps as long as they come; steps without a target have
-all tokens that the engine allows; no step is longer than a token may take; blind to targets; predicted lengths are not
-used; KV is dropped, never swapped.
+In turn: no job is given up; prefix-cached tokens count as work; steps have no limit of time; steps without a target use
+the engine's whole token budget; no step is longer than a token may take; targets are ignored; predicted lengths are
+ignored; KV is dropped, never swapped.
 """
 
 BUDGETS = {
     f"{STOCK}-{tokens}": (STOCK, Parts(batching=f"decode-first:token_budget={tokens}"))
     for tokens in (1024, 2048, 4096)
 }
-"""Stock with other tokens a step than vLLM's default: with these and `sarathi`'s 512 its best is among the rivals."""
+"""Stock vLLM with other token budgets than its default. With these and `sarathi`'s 512, its best setting is among
+the rivals.
+"""
 
 BLIND_ORDERS = {
     "arrival",
@@ -103,14 +105,16 @@ BLIND_BATCHINGS = {
     "elastic",
 }
 BLIND_EVICTIONS = {"recompute", "swap", "cheapest", "proactive"}
-"""Parts that look at no targets and no priority: a run of theirs is the same with any targets, and is made once."""
+"""Evictions that look at no targets and no priority. Runs of presets with such parts alone are the same under any
+targets, and are made once.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """What serves a cell. `predictor` says how long answers will be; `parts` stand in place of the preset's.
+    """What serves a cell. `predictor` predicts the lengths of answers; `parts` replace the preset's own.
 
-    An `oracle` knows what no policy can; `blind`: its runs are the same whatever the targets.
+    An `oracle` is told the true lengths; runs of a `blind` one are the same whatever the targets.
     """
 
     name: str
@@ -121,14 +125,16 @@ class Contender:
     blind: bool
 
     def factory(self, requests: Sequence[TraceRequest]) -> PolicyFactory:
-        """Makes its policies; an oracle is told the lengths of `requests`."""
+        """Makes the contender's policies; an oracle is told the lengths of `requests`."""
         if self.preset == ON_TIME:
             lengths = {request.id: request.output_tokens for request in requests}
             return partial(on_time_policy, ON_TIME, lengths)
         return policy_factory(self.preset, self.parts, requests)
 
     def said(self) -> str:
-        """All that decides what it does, of one release: its row, and the code of its parts, as they are now."""
+        """Everything that determines its decisions within one release: its row, and the code of its parts as it is
+        now.
+        """
         return _said(self)
 
 
@@ -141,7 +147,7 @@ def _said(each: Contender) -> str:
 
 
 def contender(name: str) -> Contender:
-    """A preset, or an ablation, with what it would have in a server without prompts; ConfigError for an unknown name.
+    """A preset or an ablation, with the predictor that a server without prompts has; ConfigError for an unknown name.
 
     `NAME:tail=X` is the preset with its dial at X.
     """
@@ -157,13 +163,15 @@ def contender(name: str) -> Contender:
 
 
 def rivals(subject: str) -> tuple[str, ...]:
-    """Every preset that runs on one engine of its own, but the subject, `headway`, and doubles; and stock's budgets."""
+    """Every preset that runs on one engine, except the subject, `headway`, and duplicates; and stock with other
+    budgets.
+    """
     out = {*left_out(), subject, SUBJECT}
     return (*(name for name in known_presets() if name not in out), *BUDGETS)
 
 
 def ablations(subject: str) -> tuple[str, ...]:
-    """Those of the subject."""
+    """The ablations of the subject."""
     return tuple(name for name, (preset, _) in ABLATIONS.items() if preset == subject)
 
 
@@ -208,7 +216,7 @@ def clairvoyants(subject: str) -> list[Contender]:
 
 
 def is_blind(row: Preset) -> bool:
-    """Whether a preset looks at no targets: so for parts known to, and for no other."""
+    """Whether a preset is known to look at no targets; False if any part is unknown."""
     order, batching, eviction = (part.partition(":")[0] for part in (row.order, row.batching, row.eviction))
     known = order in BLIND_ORDERS and batching in BLIND_BATCHINGS and eviction in BLIND_EVICTIONS
     return known and not row.leaving
@@ -216,7 +224,7 @@ def is_blind(row: Preset) -> bool:
 
 FILE, CAPACITY_FILE = "regret-runs.jsonl", "regret-capacities.jsonl"
 ANY = "any"
-"""In place of a set of targets: the run is of a contender that looks at none, and counts for all of them."""
+"""Stands for all sets of targets: the run of a blind contender counts for each of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,9 +240,9 @@ USUAL_SPELL = Spell()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegretRun:
-    """All that decides one run. `classes` is one of CLASSES or ANY; `data` is the folder of the shared traces.
+    """All that determines one run. `classes` is one of CLASSES or ANY; `data` is the folder of the shared traces.
 
-    With `tenants` requests name theirs, where the trace has some.
+    With `tenants` requests carry their tenant's name, where the trace has tenants.
     """
 
     workload: str
@@ -250,22 +258,22 @@ class RegretRun:
 
     @property
     def served(self) -> ServedWorkload:
-        """What comes, to where."""
+        """The workload on its machine."""
         return ServedWorkload(self.workload, MACHINES[self.machine], self.data)
 
     def digest(self) -> str:
-        """As `Digested.digest`; where the data lies makes no difference."""
+        """As `Digested.digest`; the path of the data makes no difference."""
         said = (self.classes, RULE, self.tenants, self.seed, self.rate_rps, self.spell, self.contender.said())
         return _digest(self.machine, self.workload, said)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegretResult:
-    """What a run came to, over the requests that came after the warm-up.
+    """Results of a run over the requests that came after the warm-up.
 
-    `goodput` is by set of targets, of those the run counts for; `mean_jct_s` is None where some did not finish.
-    The 99th percentiles are of those that finished, and got a first token. `worst_slowdown` is the largest JCT in times
-    of `alone_s`. `cpu_s` is what it took to simulate.
+    `goodput` is by set of targets that the run counts for; `mean_jct_s` is None where some did not finish. The 99th
+    percentiles are over requests that finished, and got a first token. `worst_slowdown` is the largest JCT divided by
+    `alone_s`. `cpu_s` is the CPU time of the simulation.
     """
 
     goodput: dict[str, float]
@@ -285,7 +293,7 @@ class RegretResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityRun:
-    """The whole of a workload, all there at the start, under `vllm`."""
+    """The whole of a workload, queued at the start, under `vllm`."""
 
     workload: str
     machine: str
@@ -298,7 +306,7 @@ class CapacityRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Requests a second, and how many there were."""
+    """Requests a second, and their number."""
 
     rps: float
     requests: int
@@ -379,7 +387,7 @@ def mean_jct_s(measured: Sequence[Record]) -> float | None:
 
 
 def worst_slowdown(measured: Sequence[Record], steps: StepSeconds) -> float | None:
-    """The largest completion time of a request in times of what it takes alone; None where none finished."""
+    """The largest completion time of a request divided by its time alone; None where none finished."""
     return max(
         (took_s / alone_s(record, steps) for record in measured if (took_s := jct_s(record)) is not None),
         default=None,
@@ -387,7 +395,7 @@ def worst_slowdown(measured: Sequence[Record], steps: StepSeconds) -> float | No
 
 
 def alone_s(record: Record, steps: StepSeconds) -> float:
-    """What a request takes in an idle engine: its prompt in one step, and a step for each further token."""
+    """Time of a request in an idle engine: its prompt in one step, and a step for each further token."""
     prompt, decode = BatchShape(), BatchShape()
     prompt.add(record.prompt_tokens, 0)
     decode.add(1, record.prompt_tokens + record.output_tokens // 2)
@@ -395,20 +403,20 @@ def alone_s(record: Record, steps: StepSeconds) -> float:
 
 
 def _p99(times_s: Iterable[float | None]) -> float | None:
-    """The 99th percentile of those that there are; None where there are none."""
+    """The 99th percentile of the values that are not None; None where there are none."""
     found = known(times_s)
     return quantile(found, 0.99) if found else None
 
 
 def kept_runs(root: Path) -> Kept[RegretRun, RegretResult]:
-    """Runs that are done, in DIR/regret-runs.jsonl."""
+    """The runs kept in DIR/regret-runs.jsonl."""
     kept: Kept[RegretRun, RegretResult] = Kept(root, FILE)
     kept.load(RegretResult)
     return kept
 
 
 def kept_capacities(root: Path) -> Kept[CapacityRun, Capacity]:
-    """Capacities that are known, in DIR/regret-capacities.jsonl."""
+    """The capacities kept in DIR/regret-capacities.jsonl."""
     kept: Kept[CapacityRun, Capacity] = Kept(root, CAPACITY_FILE)
     kept.load(Capacity)
     return kept
@@ -430,17 +438,17 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """As `--cells` selects it."""
+        """The name that `--cells` selects it by."""
         return f"{self.workload}/{self.machine}/{self.load:g}/{self.classes}"
 
     @property
     def place(self) -> tuple[str, str]:
-        """What has a capacity."""
+        """Workload and machine, which have a capacity."""
         return (self.workload, self.machine)
 
 
 def all_cells(data: Path) -> list[Cell]:
-    """Every cell whose workload is there, workload by workload."""
+    """Every cell whose workload is available, workload by workload."""
     return [
         Cell(workload, machine, load, classes)
         for workload in known_workloads(data)
@@ -451,7 +459,7 @@ def all_cells(data: Path) -> list[Cell]:
 
 
 def that_fit(cells: Sequence[Cell], data: Path) -> list[Cell]:
-    """Those whose machine can hold enough of their workload; ConfigError if there are none. Reads the traces."""
+    """The cells whose machine can hold enough of their workload; ConfigError if there are none. Reads the traces."""
     places = {cell.place for cell in cells}
     fit = {
         (workload, machine)
@@ -466,7 +474,9 @@ def that_fit(cells: Sequence[Cell], data: Path) -> list[Cell]:
 
 
 def select(cells: Sequence[Cell], patterns: str) -> list[Cell]:
-    """Those that a pattern of `A,B,...` matches, by name, in their order; ConfigError for a pattern of none."""
+    """The cells whose name a pattern of `A,B,...` matches, in their order; ConfigError for a pattern that matches
+    none.
+    """
     wanted = [pattern.strip() for pattern in patterns.split(",") if pattern.strip()]
     if not wanted:
         raise ConfigError(f"cells is {patterns!r}; accepted: names or patterns, comma-separated")
@@ -481,7 +491,7 @@ def select(cells: Sequence[Cell], patterns: str) -> list[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run: cells, contenders, and how often."""
+    """What is run: cells, contenders and number of seeds."""
 
     cells: Sequence[Cell]
     contenders: Sequence[Contender]
@@ -492,7 +502,7 @@ class Plan:
     tenants: bool = False
 
     def run(self, cell: Cell, contender: Contender, seed: int) -> RegretRun:
-        """The run that a contender's value in a cell comes from."""
+        """The run that gives a contender's value in a cell."""
         return RegretRun(
             workload=cell.workload,
             machine=cell.machine,
@@ -507,7 +517,7 @@ class Plan:
         )
 
     def runs(self, seeds: Iterable[int]) -> Iterator[RegretRun]:
-        """Those of some seeds, each once, seed by seed: the first is over everywhere before the second begins."""
+        """The runs of these seeds, each once, seed by seed: the first is over everywhere before the second begins."""
         seen: set[str] = set()
         for seed in seeds:
             for cell in self.cells:

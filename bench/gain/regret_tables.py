@@ -16,12 +16,12 @@ from bench.gain.regret_workloads import CLASSES, NONE
 from headway.statistics import deviation, mean, mean_of_all, mean_of_known, median, rank
 
 SATURATED, LOW = 1.2, 0.5
-"""Loads at which gains over `vllm`, and losses to it, are told."""
+"""Loads at which gains over `vllm`, and losses to it, are reported."""
 LEAST_GOODPUT = 0.001
-"""In a ratio, a goodput of less counts as this much."""
+"""In a ratio, a smaller goodput counts as this much."""
 DIGITS = 4
 TAILS = ("p99_jct_s", "p99_ttft_s", "worst_slowdown")
-"""Told of every contender beside the metric of a cell."""
+"""Reported for every contender beside the metric of a cell."""
 
 AIMS = {
     "worst_vs_best_preset": ("<=", 0.02),
@@ -30,13 +30,13 @@ AIMS = {
     "mean_jct_gain_vs_vllm_saturated": (">=", 3.0),
     "low_load_loss": ("<=", 0.02),
 }
-"""Key -> what it should be; of gains the median."""
+"""Key -> its aim; for gains the aim is on the median."""
 
 
 def lower_bound(values: Sequence[float]) -> float:
-    """What the mean of such values is above, 95 times of 100: of one value itself, as nothing is known of its spread.
+    """A one-sided 95 % lower bound of the mean of these values; of a single value itself, as its spread is unknown.
 
-    Values are taken as normal: Student's t, one-sided.
+    Values are taken as normal (Student's t).
     """
     spread = deviation(values)
     if spread is None:
@@ -46,7 +46,8 @@ def lower_bound(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class CellFindings:
-    """A cell's values by contender, one for each seed; None where there is none. All of a cell served the same.
+    """A cell's values by contender, one for each seed; None where there is none. All contenders of a cell served the
+    same requests.
 
     The `clairvoyants` among them are no rivals; without any there is no bound.
     """
@@ -65,19 +66,20 @@ class CellFindings:
         return self.cell.classes != NONE
 
     def mean(self, name: str) -> float | None:
-        """Over seeds; None where one is missing, as such a mean compares with no other."""
+        """Mean over seeds; None where one is missing, as such a mean is not comparable."""
         return mean_of_all(self.values[name])
 
     def best(self, names: Sequence[str]) -> str | None:
-        """The one with the best mean; None if none has one. Ties go to the first by name."""
+        """The contender with the best mean; None if none has one. Ties go to the first by name."""
         sign = -1 if self.is_goodput else 1
         ranked = [(sign * own, name) for name in names if (own := self.mean(name)) is not None]
         return min(ranked)[1] if ranked else None
 
     def losses(self, to: str) -> list[float]:
-        """By how much the subject is behind another, seed by seed: a share, or a ratio less 1. Below 0 it is ahead.
+        """How far the subject is behind another contender, seed by seed: a share, or a ratio less 1. Below 0 it is
+        ahead.
 
-        None at all where one of the two lacks a value: what is left would be the seeds that went well.
+        Empty where one of the two lacks a value: the seeds left would be those that went well.
         """
         pairs = [
             (theirs, mine)
@@ -89,14 +91,14 @@ class CellFindings:
         return [theirs - mine if self.is_goodput else mine / theirs - 1 for theirs, mine in pairs]
 
     def gain(self, over: str) -> float | None:
-        """How many times better than another the subject is; None where one has no value."""
+        """How many times better the subject is than another contender; None where one has no value."""
         mine, theirs = self.mean(self.subject), self.mean(over)
         if mine is None or theirs is None:
             return None
         return mine / max(theirs, LEAST_GOODPUT) if self.is_goodput else theirs / mine
 
     def row(self) -> dict[str, Any]:
-        """What is told of a cell."""
+        """The cell's row in the report."""
         best = self.best([name for name in self.values if name in self.rivals])
         bound = self.best(list(self.values)) if self.clairvoyants else None
         found: dict[str, Any] = {
@@ -116,7 +118,7 @@ class CellFindings:
 
 
 def summary(findings: Sequence[CellFindings]) -> dict[str, Any]:
-    """The figures of the whole, and which of the aims are met. Keys are stable: scripts rely on them."""
+    """The overall figures, and which of the aims are met. Keys are stable: scripts rely on them."""
     rows = [found.row() for found in findings]
     told = [row for row in rows if "loss" in row]
     worst = max(told, key=lambda row: row["loss_lower_95"], default=None)
@@ -139,7 +141,9 @@ def summary(findings: Sequence[CellFindings]) -> dict[str, Any]:
 
 
 def losing(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The cells in which the subject is behind the best preset for sure (lower bound above 0), worst first."""
+    """The cells in which the subject is behind the best preset with 95 % confidence (lower bound above 0), worst
+    first.
+    """
     behind = sorted(
         (row for row in rows if row["loss_lower_95"] > 0), key=lambda row: -float(row["loss_lower_95"])
     )
@@ -168,7 +172,7 @@ def low_load_loss(findings: Sequence[CellFindings]) -> float | None:
 
 
 def aims(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Key -> the aim, what was found, and whether it is met; null where nothing was measured."""
+    """Key -> the aim, the value found, and whether it is met; null where nothing was measured."""
     told = {}
     for key, (sign, aim) in AIMS.items():
         value = found[key][0] if isinstance(found[key], list) else found[key]
@@ -190,7 +194,7 @@ _HEADS = {NONE: "no targets: mean JCT (s)", "one": "one class: goodput", "two": 
 
 
 def tables(subject: str, rows: Sequence[Row]) -> str:
-    """All contenders, then for each machine what is lost at each load, and every cell; `rows`: those of `summary`."""
+    """All contenders, then for each machine the losses at each load, and every cell; `rows` come from `summary`."""
     machines = dict.fromkeys(_place(row)[1] for row in rows)
     parts = ["\n".join(league(rows))]
     for machine in machines:
@@ -200,9 +204,10 @@ def tables(subject: str, rows: Sequence[Row]) -> str:
 
 
 def league(rows: Sequence[Row]) -> Iterator[str]:
-    """A line for each contender, the least mean JCT first: times of stock's without targets, goodput with; by load.
+    """A line for each contender, the least mean JCT first: JCT relative to stock without targets, goodput with; by
+    load.
 
-    Times are geometric means over the cells in which both have a value, goodputs the mean over the contender's cells.
+    Ratios are geometric means over the cells in which both have a value, goodputs the mean over the contender's cells.
     """
     loads = [load for load in LOADS if any(_load(row) == load for row in rows)]
     free = [row for row in rows if row["metric"] == "mean_jct_s"]
@@ -225,7 +230,7 @@ def league(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _times_stock(rows: Sequence[Row], name: str, key: str) -> float | None:
-    """A figure of a contender in times of stock's: the geometric mean over cells; None where no cell has both."""
+    """A figure of a contender divided by stock's: the geometric mean over cells; None where no cell has both."""
     pairs = [(row[key].get(name), row[key].get(STOCK)) for row in rows if key in row]
     logs = [log(own / stock) for own, stock in pairs if own and stock]
     return exp(mean(logs)) if logs else None
@@ -266,7 +271,9 @@ def _spread(losses: Sequence[float], shape: str) -> str:
 
 
 def by_cell(subject: str, rows: Sequence[Row]) -> Iterator[str]:
-    """A line for each workload and load: in each set of targets the subject, stock, the best, the best told all."""
+    """A line for each workload and load: in each set of targets the subject, stock, the best preset, and the best
+    clairvoyant.
+    """
     by_name = {row["cell"]: row for row in rows}
     sets = [classes for classes in CLASSES if any(_place(row)[3] == classes for row in rows)]
     yield f"| workload | load | {' | '.join(_HEADS[classes] for classes in sets)} |"
@@ -277,7 +284,7 @@ def by_cell(subject: str, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _told(subject: str, row: Row | None) -> str:
-    """`headway` / `vllm` / best other preset / best of those told all lengths; bold what is within the bar."""
+    """`headway` / `vllm` / best other preset / best clairvoyant; bold where the loss is within the bar."""
     if row is None:
         return "–"
     of_each, best = row["by_contender"], row["best_preset"]

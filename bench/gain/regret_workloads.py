@@ -33,7 +33,9 @@ BLOCK_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """GPUs and a model by the names that `headway simulate` takes, and the longest sequence that they serve."""
+    """GPUs and a model by the names that `headway simulate` takes, and the longest sequence that this machine
+    serves.
+    """
 
     name: str
     hardware: str
@@ -46,7 +48,7 @@ class Machine:
         return _system(self)
 
     def fingerprint(self) -> str:
-        """Tells apart any two versions of what it costs and how large its engine is."""
+        """Distinguishes any two versions of the machine's costs and engine sizes."""
         return _fingerprint(self)
 
 
@@ -66,7 +68,7 @@ MACHINES = {
 """By name. FastServe's testbed had A100s of 40 GB; OPT's positions end at 2,048. An RTX 4090 holds some 25,000 tokens
 of KV beside this model."""
 TUNED = ("h100-llama-8b", "a100-opt-13b", "h100-experts", "l40s-qwen-8b")
-"""Machines that rules of `headway` may be chosen on; what the others say is reported."""
+"""Machines on which the rules of `headway` may be tuned; the others are only reported."""
 
 
 @lru_cache(maxsize=len(MACHINES))
@@ -91,7 +93,7 @@ SUB_AGENT = "sub-agent"
 _DAY_S = 86_400.0
 _RECORDED_BLOCK_TOKENS = 64
 _BLOCKS_A_SESSION = 1 << 20
-"""More than the block ids of any session: keeps sessions' ids apart."""
+"""Larger than any session's block ids, so that sessions' ids stay apart."""
 _TENANT_COLUMNS = {"servegen_deepseek_r1_1h_resampled": "client", "servegen_m_large_1h_resampled": "client"}
 _SESSIONS = "agentic_claude_code"
 
@@ -110,28 +112,32 @@ Runs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Requests in order of arrival that begin anew every `period_s`; `prefixes` are by id, with a session number."""
+    """Requests in order of arrival that repeat every `period_s`; `prefixes` are by id, with a session number."""
 
     requests: Sequence[TraceRequest]
     period_s: float
     prefixes: Mapping[str, tuple[int, Runs]] = field(default_factory=dict)
 
     def that_fit(self, longest_tokens: int) -> Recording:
-        """Those whose prompt and answer together a model can hold."""
+        """The requests whose prompt and answer together fit a model of this length."""
         return replace(self, requests=fitting(self.requests, longest_tokens))
 
     def whole(self, request: TraceRequest) -> TraceRequest:
-        """The request with the identities of its prefix blocks, which are only told when needed: they are many."""
+        """The request with the identities of its prefix blocks, which are added only when needed because they are
+        many.
+        """
         if request.id not in self.prefixes:
             return request
         session, runs = self.prefixes[request.id]
         return replace(request, prefix_blocks=trace_blocks(session, runs, request.input_tokens))
 
     def window(self, rate_rps: float, window_s: float, seed: int) -> list[TraceRequest]:
-        """`window_s` seconds from the seed's place on, time divided so that the mean rate of the whole is `rate_rps`.
+        """`window_s` seconds from the seed's starting point, with time scaled so that the mean rate of the whole
+        recording is `rate_rps`.
 
-        So the intervals keep their coefficient of variation, and a window may have more or less than the mean. Windows
-        of different seeds are apart while five fit into the trace; else they overlap, going on at its beginning.
+        Scaling keeps the intervals' coefficient of variation, and a window may have more or fewer requests than the
+        mean. Windows of different seeds do not overlap while five fit into the trace; else they overlap and wrap around
+        to its beginning.
         """
         speed_up = self.speed_up(rate_rps)
         start_s, length_s = self.period_s * (seed % SEEDS) / SEEDS, window_s * speed_up
@@ -154,10 +160,10 @@ class Recording:
 
 
 def fitting(requests: Sequence[TraceRequest], longest_tokens: int) -> list[TraceRequest]:
-    """Those that fit a model, with the limit that a client would put on their answers.
+    """The requests that fit a model, with the output limit that a client would set.
 
-    That is the one they declare, or the longest answer of those that fit, rounded up to a power of two so that it gives
-    no length away; but no more than the prompt leaves of the model's length.
+    That is the declared limit, or the longest fitting answer rounded up to a power of two so that it gives no length
+    away; but no more than the prompt leaves of the model's length.
     """
     fit = [each for each in requests if each.input_tokens + each.output_tokens <= longest_tokens]
     longest_answer = max((each.output_tokens for each in fit), default=1)
@@ -182,7 +188,7 @@ def recorded(name: str, data: Path) -> Recording:
 
 
 def rows_of(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of a packed CSV, by column."""
+    """The rows of a compressed CSV, by column."""
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         yield from csv.DictReader(file)
 
@@ -193,7 +199,7 @@ def _request(row: Mapping[str, str], name: str, arrival_s: float, tenant: str) -
 
 
 def _one_clock(path: Path, tenant: str | None) -> Recording:
-    """A file whose times are of one clock; it begins anew a mean interval after its end."""
+    """Read a file whose times are of one clock; it repeats after a mean interval from its end."""
     requests = [
         _request(row, str(number), float(row["arrival_s"]), row[tenant] if tenant else "")
         for number, row in enumerate(rows_of(path))
@@ -206,7 +212,8 @@ def _one_clock(path: Path, tenant: str | None) -> Recording:
 
 
 def _sessions(path: Path) -> Recording:
-    """Sessions with clocks of their own, each begun at a random time of a day that repeats; tenants are kinds of agent.
+    """Read sessions with clocks of their own, each begun at a random time of a day that repeats; tenants are kinds of
+    agent.
 
     Arrivals are as recorded: a turn does not wait for the answer to the one before.
     """
@@ -248,13 +255,13 @@ def trace_blocks(session: int, runs: Runs, input_tokens: int) -> tuple[int, ...]
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "traces"
 DRAWN_COUNT = 1_200
-"""Requests of a drawn workload that stand for the whole of it, where a recorded one has a length."""
+"""Requests that make up the whole of a drawn workload, which has no recorded length."""
 BACKLOG_SEED = 1_000
-"""Not one of the windows' seeds."""
+"""Seed of the backlog, different from the windows' seeds."""
 MOST_BACKLOG_TOKENS = 4_000_000
-"""Prompts and answers of a backlog: the first requests that come to this much stand for a trace."""
+"""Tokens (prompts and answers) of a backlog: the first requests up to this sum stand for a trace."""
 LEAST_SHARE = 0.1
-"""A workload of which a model can hold less is not served on it: what is left would be another workload."""
+"""A workload of which a model can hold a smaller share is not served on it: the rest would be another workload."""
 _MORE_THAN_DUE = 1.5
 
 _TURNS = "input=sharegpt-turns/output=sharegpt-turns/max_output=1024"
@@ -273,14 +280,14 @@ nothing about a request says how long its answer will be."""
 
 @dataclass(frozen=True, slots=True)
 class ServedWorkload:
-    """A workload as one machine is given it."""
+    """A workload as served on one machine."""
 
     name: str
     machine: Machine
     data: Path
 
     def backlog(self) -> Sequence[TraceRequest]:
-        """The whole of it (at most MOST_BACKLOG_TOKENS), all there at the start: what capacity is measured with."""
+        """The whole workload (at most MOST_BACKLOG_TOKENS), queued at the start: capacity is measured with it."""
         if self.name in DRAWN:
             drawn = _draw(self.name, 1.0, DRAWN_COUNT, BACKLOG_SEED)
             requests = fitting(drawn, self.machine.longest_tokens)
@@ -290,17 +297,17 @@ class ServedWorkload:
         return [replace(request, arrival_s=0.0) for request in requests]
 
     def window(self, rate_rps: float, window_s: float, seed: int) -> Sequence[TraceRequest]:
-        """The seed's requests, that fit, in order of arrival from 0 to `window_s`; `rate_rps` is of those that fit."""
+        """The seed's fitting requests in order of arrival from 0 to `window_s`; `rate_rps` is their rate."""
         return _window(self, rate_rps, window_s, seed)
 
     def facts(self) -> WorkloadFacts:
-        """How much of it fits."""
+        """How much of the workload fits."""
         return _facts(self)
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadFacts:
-    """Of a workload on a machine: requests that fit and those dropped, and what targets go by.
+    """A workload on a machine: requests that fit and those dropped, and the times that targets are derived from.
 
     `recorded_rps` is the mean rate of those that fit, None for a drawn workload.
     """
@@ -318,13 +325,13 @@ class WorkloadFacts:
 
 
 def beginning(requests: Sequence[TraceRequest], most_tokens: int) -> Sequence[TraceRequest]:
-    """The first requests, as many as have no more than so many tokens together."""
+    """The first requests whose tokens sum to at most `most_tokens`."""
     tokens = accumulate(request.input_tokens + request.output_tokens for request in requests)
     return requests[: bisect_right(list(tokens), most_tokens)]
 
 
 def known_workloads(data: Path) -> tuple[str, ...]:
-    """The drawn ones, and the recorded ones that lie in the folder."""
+    """The drawn workloads, and the recorded ones that are in the folder."""
     there = [name for name, file in RECORDINGS.items() if (data / f"{file}.csv.gz").is_file()]
     return (*there, *DRAWN)
 
@@ -371,7 +378,7 @@ def _window(served: ServedWorkload, rate_rps: float, window_s: float, seed: int)
 
 
 def _drawn_until(name: str, rate_rps: float, until_s: float, seed: int) -> list[TraceRequest]:
-    """All that arrive before `until_s`: fewer arrivals are the beginning of more."""
+    """All requests that arrive before `until_s`: fewer arrivals are the beginning of more."""
     count = ceil(_MORE_THAN_DUE * rate_rps * until_s) + 1
     while (requests := _draw(name, rate_rps, count, seed))[-1].arrival_s < until_s:
         count *= 2
@@ -396,12 +403,14 @@ FIXED = {
 """The same targets for all, whatever the machine."""
 TARGETED = (ONE, TWO, *FIXED)
 CLASSES = (NONE, *TARGETED)
-"""No targets; targets that go by the machine, the same for all or interactive requests beside patient ones; FIXED."""
+"""No targets; targets derived from the machine, the same for all or interactive requests beside patient ones; FIXED."""
 
 
 @dataclass(frozen=True, slots=True)
 class Multiples:
-    """Of the time to first token of a long prompt (the 90th percentile) at light load, and of a light-load step."""
+    """Targets as multiples of the time to first token of a long prompt (the 90th percentile) at light load, and of
+    a light-load step.
+    """
 
     ttft: float
     tbt: float
@@ -411,16 +420,16 @@ USUAL = Multiples(ttft=5, tbt=5)
 INTERACTIVE = Multiples(ttft=3, tbt=5)
 PATIENT = Multiples(ttft=50, tbt=20)
 INTERACTIVE_SHARE = 0.5
-"""Of requests whose trace has no classes of its own."""
+"""Share of interactive requests where the trace has no classes of its own."""
 RULE = (USUAL, INTERACTIVE, PATIENT, INTERACTIVE_SHARE)
 PATIENT_PRIORITY = 1
 """Interactive requests have 0, which runs first: what `priority` needs to know of the classes."""
 
 
 def light_ttft_s(system: System, prompt_tokens: int) -> float:
-    """Seconds from a prompt to its first token on an engine that has just begun a step as large as it may be.
+    """Seconds from a prompt to its first token on an engine that has just begun a step of the largest size.
 
-    Then its chunks are computed one after another, with none beside them.
+    After that step the prompt's chunks are computed one after another, with no others beside them.
     """
     budget, computed = system.limits.max_num_batched_tokens, 0
     seconds = _chunk_s(system, budget, 0)
@@ -438,12 +447,12 @@ def _chunk_s(system: System, tokens: int, context_tokens: int) -> float:
 
 
 def light_step_s(system: System, context_tokens: int) -> float:
-    """Seconds of a step that extends one answer."""
+    """Seconds of a step with a single decode."""
     return _chunk_s(system, 1, context_tokens)
 
 
 def targets(served: ServedWorkload, multiples: Multiples) -> Slo:
-    """The same for every request of a workload on a machine, whatever its own length."""
+    """The targets of every request of a workload on a machine, whatever its own length."""
     return _targets(served, multiples)
 
 
@@ -459,7 +468,7 @@ def _targets(served: ServedWorkload, multiples: Multiples) -> Slo:
 def with_classes(
     requests: Sequence[TraceRequest], served: ServedWorkload, classes: str, seed: int
 ) -> list[TraceRequest]:
-    """The requests with the targets of `classes`; where there are two, with priorities too."""
+    """The requests with the targets of `classes`; with two classes also with priorities."""
     if classes == NONE:
         return [replace(request, slo=NO_TARGETS, priority=0) for request in requests]
     if classes == ONE or classes in FIXED:
@@ -475,8 +484,8 @@ def with_classes(
 
 
 def is_interactive(request: TraceRequest, seed: int) -> bool:
-    """Whether a person waits for it: by the trace's own classes where it has some (agents, whose sub-agents are
-    patient), else for a share of the requests that the seed draws.
+    """Whether a request is interactive: by the trace's own classes where it has some (agents; their sub-agents are
+    patient), else by a draw with the seed.
     """
     if request.tenant in (MAIN_AGENT, SUB_AGENT):
         return request.tenant == MAIN_AGENT

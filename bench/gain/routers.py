@@ -38,18 +38,18 @@ from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest, at_once
 MACHINE = MACHINES["h100-llama-8b"]
 INSTANCES = 4
 WINDOW_S, MOST_REQUESTS = 300.0, 8_000
-"""A window is as long as so many seconds, or as so many requests take to come."""
+"""A window ends after this many seconds, or earlier after this many requests."""
 WARM_UP_SHARE = 0.1
 LOADS, SEEDS = (0.5, 1.0), 3
 ROUTERS = ("round-robin", "power-of-two", "least-work", "cache-aware")
 APPLICATIONS, OWN_BLOCKS = 8, 8
 BACKLOG_SEED = 1_000
-"""Not one of the windows' seeds."""
+"""Seed of the backlog, different from the windows' seeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterRun:
-    """One window under one router; `load` is of `capacity_rps`, an engine's."""
+    """One window under one router; `load` is a share of `capacity_rps`, one engine's capacity."""
 
     workload: str
     load: float
@@ -83,7 +83,7 @@ WORKLOADS = (*RECORDED, *OWN, "chat")
 
 
 def window(workload: str, data: Path, rate_rps: float, seed: int) -> Sequence[TraceRequest]:
-    """What comes, without tenants."""
+    """The requests of a window, without tenants."""
     window_s = min(WINDOW_S, MOST_REQUESTS / rate_rps)
     if workload in OWN:
         return OWN[workload](rate_rps, window_s, seed)
@@ -99,7 +99,7 @@ def served(requests: Sequence[TraceRequest], run: RouterRun, instances: int) -> 
 
 
 def capacity_rps(workload: str, data: Path) -> tuple[str, float]:
-    """Requests a second that one engine under stock's order gets through, all being there at once."""
+    """Name and capacity of a workload: requests a second of one engine under stock's order with all requests queued."""
     if workload in OWN:
         backlog = at_once(OWN[workload](10.0, WINDOW_S, BACKLOG_SEED))
     else:
@@ -111,7 +111,7 @@ def capacity_rps(workload: str, data: Path) -> tuple[str, float]:
 
 
 def measured(run: RouterRun, data: Path) -> dict[str, float]:
-    """What a run came to, over the requests that came after the warm-up; `cached` is over all."""
+    """Figures of a run over the requests that came after the warm-up; `cached` is over all."""
     requests = window(run.workload, data, run.load * INSTANCES * run.capacity_rps, run.seed)
     records, cached_tokens = served(requests, run, INSTANCES)
     warm_s = WARM_UP_SHARE * requests[-1].arrival_s
@@ -131,7 +131,7 @@ def _told(run: RouterRun, figures: Mapping[str, float]) -> str:
 
 
 def report(workloads: Iterable[str], policy: str, data: Path, jobs: int) -> dict[str, Any]:
-    """All figures."""
+    """The figures of all runs."""
     capacities = dict(in_processes(partial(capacity_rps, data=data), list(workloads), jobs))
     say(", ".join(f"{name} {rps:.3g} requests a second" for name, rps in capacities.items()))
     todo = [

@@ -53,20 +53,20 @@ HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """What runs: the instances, and a gateway for each router."""
+    """The running servers: two instances, and a gateway for each router."""
 
     instances: Sequence[RunningServer]
     gateways: Mapping[str, RunningServer]
 
     def cache_counts(self) -> tuple[float, float]:
-        """Prompt tokens that were looked for in prefix caches, and found there, so far."""
+        """Prompt tokens looked up in prefix caches, and found there, so far."""
         totals = [asyncio.run(scrape(place.url, "vllm:prefix_cache")) for place in self.instances]
         return sum(each[QUERIES] for each in totals), sum(each[HITS] for each in totals)
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What became of a stream, and the share of its prompt tokens that was cached."""
+    """Records of a stream, and the share of its prompt tokens that was cached."""
 
     records: Sequence[Record]
     cached: float
@@ -98,9 +98,9 @@ def send(running: Servers, router: str, requests: Sequence[TraceRequest], tokens
 
 
 def capacity_rps(running: Servers) -> float:
-    """Requests a second that both get through, all being there at once."""
+    """Requests a second of both instances with all requests queued."""
     backlog = at_once(conversations(CAPACITY_RPS, SECONDS, CAPACITY_SEED))
-    send(running, ROUTERS[0], backlog[: len(backlog) // 10], tokens_of=-1)  # what happens only once
+    send(running, ROUTERS[0], backlog[: len(backlog) // 10], tokens_of=-1)  # warms up the instances
     records = send(running, ROUTERS[0], backlog, tokens_of=-2).records
     return len(backlog) / max(jcts_s(records))
 
@@ -119,7 +119,7 @@ def measured(
 
 
 def cell(runs: Sequence[Sent]) -> dict[str, Any]:
-    """What a router's streams at a load come to."""
+    """Figures of a router's streams at a load."""
     by_seed = [jcts_s(sent.records) for sent in runs]
     first_tokens_s = [ttft_s(record) or 0.0 for sent in runs for record in sent.records]
     return {

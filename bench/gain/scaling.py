@@ -56,12 +56,12 @@ MOST_INSTANCES = 64
 TELL_S = 600.0
 BUSIEST_SHARE = 1 / 24
 LOSS = 0.01
-"""Goodput that the peak fleet may lose in the busiest hour beside twice as many instances."""
+"""Goodput that the peak fleet may lose in the busiest hour against twice as many instances."""
 
 
 @dataclass(frozen=True, slots=True)
 class Day:
-    """The pressed day: its length, the rate at its peak, what comes, and how its rate changes."""
+    """The compressed day: its length, its peak rate, its requests, and how the rate changes."""
 
     data: Path
     hours: float
@@ -93,7 +93,7 @@ class Day:
 
 @lru_cache(maxsize=1)
 def _requests(day: Day) -> Sequence[TraceRequest]:
-    """The recorded requests one after another, each placed where the wave has let as many come."""
+    """The recorded requests one after another, each placed where the wave reaches its number."""
     rates = _wave(day)
     each_s = day.length_s / len(rates)
     due = [0.0, *accumulate(rate / max(rates) * day.peak_rps * each_s for rate in rates)]
@@ -128,11 +128,11 @@ def _policy(cost: CostModel) -> Policy:
 
 Decide = Callable[[FleetSeen], int]
 Once = Callable[[float, FleetReplay, int, float], Served]
-"""What so many instances would have come to by a replay at a time, had demand been larger by a factor."""
+"""Simulates this many instances from a time on with demand scaled by a factor; returns what they would have served."""
 
 
 class Headway:
-    """The gateway's rule, fed with what instances would have told: ended requests whole, live ones without an end."""
+    """The gateway's rule, fed with what instances would report: ended requests whole, live ones without an end."""
 
     def __init__(self, requests: Sequence[TraceRequest], bounds: Bounds, once: Once) -> None:
         self._requests, self._once = requests, once
@@ -147,7 +147,7 @@ class Headway:
         self._ended[record.id] = record
 
     def __call__(self, seen: FleetSeen) -> int:
-        """As the gateway decides at every report."""
+        """The number of instances that the gateway would choose at this report."""
         now_s = seen.now_s
         come = bisect_right(self._arrivals_s, now_s)
         for at_s in self._arrivals_s[self._counted : come]:
@@ -179,8 +179,8 @@ class Headway:
 
 
 class ByQueue:
-    """Kubernetes' rule on a figure per instance: as many as bring it to its target, up at once, down when the most
-    that was wanted in five minutes is less; within a tenth of the target nothing changes.
+    """Kubernetes' rule: the number of instances that brings a figure per instance to its target. It scales up at
+    once, and down to the most that was wanted in five minutes; within a tenth of the target nothing changes.
     """
 
     CALM_S = 300.0
@@ -193,7 +193,7 @@ class ByQueue:
         self._wanted: list[tuple[float, int]] = []
 
     def __call__(self, seen: FleetSeen) -> int:
-        """As the autoscaler decides, as often as Headway is asked."""
+        """The number of instances that the autoscaler would choose, asked as often as Headway."""
         ratio = self._figure(seen) / (self._target * max(1, seen.ready))
         wanted = seen.instances if abs(ratio - 1) <= self.NEAR else ceil(seen.ready * ratio)
         kept = [pair for pair in self._wanted if pair[0] >= seen.now_s - self.CALM_S]
@@ -213,7 +213,9 @@ RULES = (HEADWAY, *FIGURES)
 
 @dataclass(frozen=True, slots=True)
 class ScalingRun:
-    """One day, or its busiest hour, under one rule with at most so many instances; `target` is that of a queue."""
+    """One day, or its busiest hour, under one rule with at most this many instances; `target` is the queue rule's
+    target.
+    """
 
     day: Day
     rule: str
@@ -221,7 +223,7 @@ class ScalingRun:
     target: float = 0.0
 
     def digest(self) -> str:
-        """As `Digested.digest`; where the data lies makes no difference."""
+        """As `Digested.digest`; the path of the data makes no difference."""
         said, code = replace(self, day=replace(self.day, data=Path())), ""
         if self.rule == HEADWAY:
             code = code_digest((Bounds(1, 1), FleetReplay.of((), 0.0, _policy, MACHINE.system())))
@@ -229,7 +231,7 @@ class ScalingRun:
 
     @property
     def name(self) -> str:
-        """The rule, and what it keeps a queue at."""
+        """The rule, with its queue target."""
         return f"{self.rule}, {self.target:g} an instance" if self.target else self.rule
 
 
@@ -243,7 +245,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A replay of a run: the same every time, so that a run which was ended goes on from where it was."""
+    """The replay of a run, which is deterministic, so that an interrupted run continues where it was."""
 
     run: str
     now_s: float
@@ -256,7 +258,7 @@ class Replayed:
 
 
 def measured(run: ScalingRun, out: Path) -> Figures:
-    """What a run comes to; it says how far it is."""
+    """The figures of a run, with progress messages."""
     kept: Kept[Replayed, Served] = Kept(out, "replays.jsonl")
     kept.load(Served)
     with kept.adding() as add:
@@ -311,7 +313,7 @@ def _rule(run: ScalingRun, bounds: Bounds, headway: Headway) -> Decide:
 
 
 def peak_fleet(day: Day, kept: Kept[ScalingRun, Figures]) -> int:
-    """The fewest instances with which the busiest hour loses no more than LOSS beside twice as many."""
+    """The fewest instances with which the busiest hour loses no more than LOSS against twice as many."""
 
     def goodput(count: int) -> float:
         run = ScalingRun(day, BUSIEST, count)
@@ -326,7 +328,7 @@ def peak_fleet(day: Day, kept: Kept[ScalingRun, Figures]) -> int:
 
 
 def report(day: Day, out: Path, jobs: int, rules: Sequence[str]) -> dict[str, Any]:
-    """All figures; what is done is kept in the folder `out`."""
+    """All figures; finished runs are kept in the folder `out`."""
     kept: Kept[ScalingRun, Figures] = Kept(out)
     kept.load(Figures)
     peak = peak_fleet(day, kept)

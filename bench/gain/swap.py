@@ -65,14 +65,14 @@ BANDWIDTHS = {"slow": 0.25, "even": 1.0, "fast": 8.0}
 DEFAULT_BANDWIDTHS = ("slow", "fast")
 DEFAULT_ROUNDS = 2
 LEARNING_SHARE = 1.0
-"""Requests served before a run's own, in shares of them."""
+"""Requests served before a run's own, as a share of the run's own number."""
 
 Runs = dict[str, dict[str, list[SwapRun]]]
 """By case, then by policy: one run a round."""
 
 
 def measured_victims(loads: Sequence[Load]) -> dict[str, Victim]:
-    """Each load's mean victim, on an engine of its own."""
+    """Each load's mean victim, measured on an engine of its own."""
     found: list[dict[str, Victim]] = []
     measure_side_by_side([[Lane(SwapEngine(), partial(victims_of, loads=loads), found.append)]], say)
     return found[0]
@@ -84,7 +84,7 @@ def measure(
     rounds: int,
     blocks: int = DEVICE_BLOCKS,
 ) -> Runs:
-    """Every policy of every case once a round: those whose copies wait side by side, the others one by one."""
+    """Run every policy of every case once a round: those whose copies wait side by side, the others one by one."""
     runs: Runs = {case.name: {name: [] for family in families for name in family.served()} for case in cases}
 
     def lane(case: SwapCase, number: int, family: Family, name: str) -> Lane[WatchedEngine, SwapRun]:

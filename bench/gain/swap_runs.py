@@ -29,12 +29,12 @@ from headway.traces import AllAtOnce, LogNormal, TraceRequest, Workload
 # ---- the engine: every step noted, copies held to a bandwidth ----------------------------------------
 
 PREFILLS_TIMED = 5
-"""Of each length; their median counts."""
+"""Prefills timed for each length; their median counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedStep:
-    """A step with work; `copying` says that KV was being copied at some time of it."""
+    """A step with work; `copying` says whether KV was copied during it."""
 
     shape: BatchShape
     seconds: float
@@ -43,7 +43,7 @@ class WatchedStep:
 
 @dataclass(slots=True)
 class Watch:
-    """What happened since it was begun. `idle_s` is the time of steps without work while copies were under way."""
+    """Observations since the watch began. `idle_s` is the time of steps without work while copies were under way."""
 
     steps: list[WatchedStep] = field(default_factory=list)
     idle_s: float = 0.0
@@ -52,14 +52,14 @@ class Watch:
 
 
 class WatchedEngine(SteppedEngine):
-    """Notes steps, preemptions and records in `watch`, which may be put in anew between two runs."""
+    """Notes steps, preemptions and records in `watch`, which may be replaced between two runs."""
 
     def __init__(self, model: str, vllm_flags: Sequence[str], settings: EngineSettings) -> None:
         self.watch = Watch()
         super().__init__(model, vllm_flags, settings)
 
     def schedule_with(self, settings: EngineSettings, max_num_seqs: int | None = None) -> None:
-        """As before, and listen to the new scheduler."""
+        """As in the base class, and listen to the new scheduler."""
         super().schedule_with(settings, max_num_seqs)
         self.hear_records(lambda record: self.watch.records.append(record))
         ledger = self.scheduler.ledger
@@ -72,7 +72,7 @@ class WatchedEngine(SteppedEngine):
         ledger.apply = applied  # type: ignore[method-assign]  # heard, not changed
 
     def step(self) -> SteppedStep | None:
-        """One turn of the loop, noted."""
+        """One turn of the loop, noted in the watch."""
         swaps, counters = self.scheduler.swaps, self.scheduler.counters
         assert swaps is not None, "the engine has host memory"
         copies = swaps.copies
@@ -88,13 +88,13 @@ class WatchedEngine(SteppedEngine):
         return step
 
     def serve(self, requests: Sequence[TraceRequest], seed: int, clock: EngineClock) -> float:
-        """Serve requests that are all there at once; seconds until the last has ended."""
+        """Serve requests that are all queued at once; return the seconds until the last has ended."""
         for _ in turns(self, made_requests(self, requests, seed, own_stops=False), clock):
             self.step()
         return clock.now_s()
 
     def prefill_s(self, num_tokens: int) -> float:
-        """Seconds of a step that computes one such prompt alone; the engine must be idle."""
+        """Seconds of a step that computes one prompt of this length alone; the engine must be idle."""
         times = []
         for _ in range(PREFILLS_TIMED):
             self.add(self.make_request(self.fresh_id(), [10] * num_tokens, 1))
@@ -105,7 +105,7 @@ class WatchedEngine(SteppedEngine):
         return median(times)
 
     def limit_copies(self, bytes_per_s: float | None) -> None:
-        """Hold each direction to a bandwidth from now on; None: to none. The engine must be idle."""
+        """Limit each direction to a bandwidth from now on; None removes the limit. The engine must be idle."""
         self.on_workers(limit_on_worker, bytes_per_s)
 
 
@@ -134,7 +134,7 @@ RECIPE = DemoRecipe(
 BLOCK_TOKENS, DEVICE_BLOCKS = 32, 128
 """As many blocks as the paper has, each of them the CPU backend's size."""
 HOST_BLOCKS = 384
-"""Room for all that the device holds and more, so that no swap is refused."""
+"""Room for more than the device's whole KV, so that no swap is refused."""
 SEATS = 64
 LONGEST_TOKENS = 1024
 
@@ -151,7 +151,7 @@ class Load:
     longest_output_tokens: int
 
     def draw(self, count: int, seed: int) -> list[TraceRequest]:
-        """So many requests, all there at once."""
+        """Draw this many requests, all arriving at once."""
         return Workload(
             AllAtOnce(),
             LogNormal.fitted(self.mean_input_tokens, 0.5, self.longest_input_tokens, 4),
@@ -167,14 +167,16 @@ LOADS = (Load("short", 80, 20.0, 128, 100.0, 200), Load("long", 16, 340.0, 640, 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Policies that differ in the eviction alone: a preset, and its twins' evictions; `beside` are others served."""
+    """Policies that differ in the eviction alone: a preset, and its twins' evictions; `beside` are other policies
+    served for comparison.
+    """
 
     preset: str
     evictions: Mapping[str, str]
     beside: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, EngineSettings]:
-        """By the name a cell has for it: the twins, then the preset itself."""
+        """Settings of the twins and then the preset, by their names in a cell."""
         host = HostKv(blocks=HOST_BLOCKS)
         suffix = self.preset.removeprefix("adaptivellm")
         twins = {
@@ -184,12 +186,12 @@ class Family:
         return {**twins, self.preset: EngineSettings(policy=self.preset, host_kv=host)}
 
     def others(self) -> dict[str, EngineSettings]:
-        """Those beside it, by their names."""
+        """Settings of the policies beside them, by name."""
         host = HostKv(blocks=HOST_BLOCKS)
         return {name: EngineSettings(policy=name, host_kv=host) for name in self.beside}
 
     def served(self) -> dict[str, EngineSettings]:
-        """All of them."""
+        """Settings of all served policies."""
         return {**self.others(), **self.settings()}
 
 
@@ -212,19 +214,19 @@ class SwapCase:
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """The name in the report."""
         return f"{self.load.name}/{self.bandwidth}"
 
 
 @dataclass(frozen=True, slots=True)
 class SwapEngine:
-    """The engine of every run; `blocks` are the device's."""
+    """The engine of every run; `blocks` is the number on the device."""
 
     blocks: int = DEVICE_BLOCKS
 
     @contextmanager
     def serving(self) -> Iterator[WatchedEngine]:
-        """One without prefix caching."""
+        """A running engine without prefix caching."""
         flags = (
             *("--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", str(self.blocks + 1)),
             *("--max-num-seqs", str(SEATS), "--max-num-batched-tokens", "2048"),
@@ -244,7 +246,7 @@ class SwapEngine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwapRun:
-    """One policy's requests served once, without those it learned from."""
+    """One policy's requests served once, without those that it learned from."""
 
     makespan_s: float
     mean_jct_s: float
@@ -261,16 +263,16 @@ class SwapRun:
 
     @property
     def copy_s(self) -> float:
-        """Seconds of copies, both ways."""
+        """Seconds of copies in both directions."""
         return self.swap_out_s + self.swap_in_s
 
 
 COUNTED = ("swap_out_s", "swap_in_s", "copy_wait_s")
-"""What a run takes from the engine's counters."""
+"""Counters of the engine that a run keeps."""
 
 
 def run_of(watch: Watch, makespan_s: float, grown: Mapping[str, Any]) -> SwapRun:
-    """What was noted, and by how much the counters have grown."""
+    """The run's result, from the watch and the increase of the counters."""
     summary = summarize(watch.records)
     assert summary.mean_jct_s is not None
     assert summary.p99_jct_s is not None
@@ -292,19 +294,19 @@ StepSeconds = Callable[[BatchShape], float]
 
 
 def law_of(runs: Sequence[SwapRun]) -> StepSeconds:
-    """Seconds of a step of any shape, from the steps of these runs in which nothing was copied."""
+    """A law of step seconds by shape, fitted to the steps of these runs in which nothing was copied."""
     rows = [(step.shape, step.seconds) for run in runs for step in run.steps if not step.copying]
     random.Random(0).shuffle(rows)
     return fit_step_time(rows).law.step_s
 
 
 def at_one_speed_s(run: SwapRun, law: StepSeconds) -> float:
-    """How long a run had taken at the law's speed; what it waited for copies stays as it was."""
+    """The run's duration with every step at the law's time; its waits for copies stay as they were."""
     return fsum(law(step.shape) for step in run.steps) + run.copy_wait_s + run.idle_s
 
 
 def lengthened(run: SwapRun, law: StepSeconds) -> float | None:
-    """By what share steps beside copies were longer than the run's others of their shape; None without copies."""
+    """By what share steps beside copies were longer than the law predicts for their shape; None without copies."""
     ratios: dict[bool, list[float]] = {True: [], False: []}
     for step in run.steps:
         ratios[step.copying].append(step.seconds / law(step.shape))
@@ -312,7 +314,7 @@ def lengthened(run: SwapRun, law: StepSeconds) -> float | None:
 
 
 def hidden_share(run: SwapRun, law: StepSeconds, *, serial: bool) -> float | None:
-    """The share of copy time that no step waited for; None if there was none. Noise may take it outside 0 to 1."""
+    """The share of copy time that no step waited for; None without copies. Noise may take it outside 0 to 1."""
     longer = lengthened(run, law)
     if not run.copy_s or longer is None:
         return None
@@ -323,14 +325,14 @@ def hidden_share(run: SwapRun, law: StepSeconds, *, serial: bool) -> float | Non
 
 
 def versus(own: Sequence[float], twins: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Throughput over that of the better twin, from each one's seconds in every round."""
+    """Throughput relative to the better twin, from each one's seconds in every round."""
     better = min(twins, key=lambda twin: median(twins[twin]))
     ratios = [theirs / mine for theirs, mine in zip(twins[better], own, strict=True)]
     return {"better": better, "ratio": median(ratios), "spread": [min(ratios), max(ratios)]}
 
 
 def policy_row(runs: Sequence[SwapRun], law: StepSeconds) -> dict[str, Any]:
-    """Means over the rounds of what one policy did; its makespan is the median."""
+    """Means over the rounds of one policy's figures; its makespan is the median."""
 
     def usual(value: Callable[[SwapRun], float]) -> float:
         return mean(map(value, runs))
@@ -351,12 +353,12 @@ def policy_row(runs: Sequence[SwapRun], law: StepSeconds) -> dict[str, Any]:
 
 
 def share(part: int, rest: int) -> float | None:
-    """Of all; None of nothing."""
+    """Part of part and rest together; None if both are 0."""
     return part / (part + rest) if part + rest else None
 
 
 OTHER_SEED = 10**6
-"""What requests that do not count are drawn with, on top of the run's own seed."""
+"""Added to the run's seed to draw the requests that do not count."""
 
 
 def run_once(
@@ -395,8 +397,8 @@ class Victim:
 
 
 def victims_of(engine: WatchedEngine, clock: EngineClock, *, loads: Sequence[Load]) -> dict[str, Victim]:
-    """Each load's mean victim, by the load's name: what comes before all runs."""
-    engine.prefill_s(LONGEST_TOKENS // 2)  # the first pays for allocations
+    """Each load's mean victim, by the load's name; measured before all runs."""
+    engine.prefill_s(LONGEST_TOKENS // 2)  # the first prefill pays for allocations
     return {load.name: _victim(engine, clock, load) for load in loads}
 
 
@@ -410,5 +412,5 @@ def _victim(engine: WatchedEngine, clock: EngineClock, load: Load) -> Victim:
 
 
 def break_even_bytes_per_s(num_tokens: int, block_bytes: int, prefill_s: float) -> float:
-    """The bandwidth at which so many tokens' KV takes as long out and back as to be computed again."""
+    """The bandwidth at which copying this many tokens' KV out and back takes as long as computing it again."""
     return 2 * -(-num_tokens // BLOCK_TOKENS) * block_bytes / prefill_s

@@ -37,7 +37,7 @@ CALM_SHARE = 0.15
 LOADS = (0.5, 1.5)
 SEEDS = 3
 TOLD = {"vllm": False, "fastserve": False, "headway": True}
-"""Policies, and whether they share between tenants."""
+"""Policies, and whether they are told of tenants."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class TenantCell:
 
     @property
     def name(self) -> str:
-        """The column it belongs to."""
+        """The table column that it belongs to."""
         return self.policy if self.named or not TOLD[self.policy] else f"{self.policy}, tenants not named"
 
 
 def trace_of(cell: TenantCell) -> tuple[Sequence[TraceRequest], Mapping[str, str]]:
-    """What is asked, and whose each request is."""
+    """The requests of a cell, and each request's tenant."""
     rng = Random(f"tenants of {cell.seed}")
     asked = asked_by(requests(cell.load * cell.rate_rps, cell.seed), cell.kind, cell.targets, cell.seed)
     whose = {request.id: CALM if rng.random() < CALM_SHARE else FLOOD for request in asked}
@@ -77,7 +77,7 @@ def run(cell: TenantCell) -> Mapping[str, Sequence[Record]]:
 
 
 def cells(rate_rps: float, targets: Targets) -> list[TenantCell]:
-    """Every run: each policy, `headway` also without names, and the calm tenant alone."""
+    """Every run: each policy, `headway` also without tenants' names, and the calm tenant alone."""
     made = []
     for kind in (NONE, TWO):
         for load in LOADS:

@@ -57,15 +57,15 @@ MAX_MODEL_LEN = 2048
 MAX_NUM_SEQS = 24
 MAX_NUM_BATCHED_TOKENS = 512
 SHORT_BLOCKS, SPARE_BLOCKS, PLENTY_BLOCKS = 61, 121, 1500
-"""Spare: now and then there is room for more than those that run, so that KV moves ahead of need."""
+"""The middle number is room, now and then, for more than the running requests, so that KV moves ahead of need."""
 STEP_S = 0.05
 MAX_STEPS = 5_000
 HOST_BLOCKS, MANY_HOST_BLOCKS = 40, 400
-"""Few are full now and then, many never."""
+"""The small host memory is full now and then, the large one never."""
 NARROW = 4
-"""Batch width of those that pause: a sixth of the worker slots."""
+"""Batch width under presets that pause: a sixth of the worker slots."""
 COPY_STEPS = 2
-"""Steps after the one a copy was ordered with, until it is done."""
+"""Steps that a copy takes after the step that ordered it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,9 @@ class ConformanceCase:
 
 
 class FixedCost:
-    """Costs of a made-up engine: a prompt of 160 tokens costs about as much as moving its KV out and in."""
+    """Costs of a made-up engine, where computing a prompt of 160 tokens costs about as much as copying its KV out
+    and in.
+    """
 
     @property
     def kv_tokens(self) -> int:
@@ -104,7 +106,7 @@ class FixedCost:
         return 5e-3 + 0.25e-3 * shape.num_tokens + 1e-6 * shape.decode_context_tokens
 
     def step_within_s(self, shape: BatchShape, confidence: float) -> float:
-        """That with a probability of a half, and never a tenth more."""
+        """The predicted time with a probability of a half, and never a tenth more."""
         return self.step_s(shape) * (1 + 0.1 * (2 * confidence - 1))
 
     def swap_out_s(self, num_blocks: int) -> float:
@@ -112,7 +114,7 @@ class FixedCost:
         return 10e-3 + 2e-3 * num_blocks
 
     def swap_in_s(self, num_blocks: int) -> float:
-        """As out."""
+        """The same as out."""
         return self.swap_out_s(num_blocks)
 
     def load_s(self, num_tokens: int) -> float:
@@ -147,11 +149,11 @@ class RealEngine(ModelFreeEngine):
         assert config.max_concurrent_batches == (2 if case.asynchronous else 1)
 
     def step_s(self, output: SchedulerOutput) -> float:
-        """The bench alone moves the clock."""
+        """Always 0: the bench alone moves the clock."""
         return 0.0
 
     def decide(self) -> Decisions:
-        """Schedule a step and say what was decided."""
+        """Schedule a step and return its decisions."""
         scheduler = self.scheduler
         ledger, swapping = scheduler.ledger, scheduler.swaps
         queued = {*ledger.waiting, *ledger.swapped}
@@ -180,12 +182,12 @@ class RealEngine(ModelFreeEngine):
 
 
 class Hearing(GuardedPolicy):
-    """A guard that keeps the last step's outcome."""
+    """A guarded policy that keeps the last step's outcome."""
 
     heard = StepOutcome(now_s=0.0, plan=StepPlan())
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Keep it."""
+        """Keep the outcome."""
         self.heard = outcome
         super().observe(outcome)
 
@@ -203,11 +205,11 @@ class SimulatedSide:
         self._due: deque[list[Copy]] = deque()
 
     def add(self, scripted: ScriptedRequest, now_s: float, shared: list[int]) -> None:
-        """Take a request in."""
+        """Add a request."""
         self.engine.arrive(job_of(scripted, now_s), scripted.output_tokens, now_s, shared)
 
     def decide(self, now_s: float) -> Decisions:
-        """Schedule a step and say what was decided."""
+        """Schedule a step and return its decisions."""
         decisions = decisions_of(self.engine, now_s)
         started = self.engine.take_copies()
         self._copies.append([] if self.engine.policy.serial_copies else started)
@@ -215,7 +217,9 @@ class SimulatedSide:
         return decisions
 
     def process_oldest(self, now_s: float, *, granted: bool) -> None:
-        """Process the oldest step, unless left behind: its output, if it `granted` any, and the copies due with it."""
+        """Process the oldest step, unless this side is no longer compared: its output, if it `granted` any, and the
+        copies due with it.
+        """
         if not self._due:
             return
         if granted and self.engine.in_flight:
@@ -225,7 +229,7 @@ class SimulatedSide:
 
 
 def decisions_of(engine: SimulatedEngine, now_s: float) -> Decisions:
-    """Schedule a step of a simulated engine and say what it decided."""
+    """Schedule a step of a simulated engine and return its decisions."""
     found = before(engine.ledger, engine.host.returned if engine.host is not None else (), free_of(engine))
     outcome: StepOutcome = engine.schedule(now_s)
     return decisions(
@@ -250,7 +254,7 @@ def policy_of(case: ConformanceCase) -> Policy:
 
 
 def limits_of(case: ConformanceCase) -> EngineLimits:
-    """The real engine's sizes; one of its blocks is the null block."""
+    """The real engine's sizes, less its null block."""
     return EngineLimits(
         num_blocks=case.num_blocks - 1,
         block_size=BLOCK_SIZE,
@@ -265,7 +269,7 @@ def limits_of(case: ConformanceCase) -> EngineLimits:
 
 
 def job_of(scripted: ScriptedRequest, now_s: float) -> Job:
-    """The job the plug-in makes of the request."""
+    """The job that the plug-in makes of the request."""
     hints = read_hints(scripted.extra_args)
     return Job(
         id=scripted.id,
@@ -288,9 +292,9 @@ class Scripted:
 
 
 def make_script(count: int, seed: int) -> list[Scripted]:
-    """Bursty arrivals, heavy-tailed lengths; half of the prompts begin with one of five documents.
+    """Bursty arrivals and heavy-tailed lengths; half of the prompts begin with one of five documents.
 
-    Of nine answers in ten a length is predicted, well enough to be trusted once a few have ended.
+    Nine answers in ten have a predicted length, good enough to be trusted once a few have ended.
     """
     rng, guesses, wishes = (
         random.Random(seed),
@@ -339,7 +343,9 @@ def _guess(output_tokens: int, rng: random.Random) -> dict[str, float]:
 
 
 def _wish(rng: random.Random) -> dict[str, float | bool]:
-    """For three in four a target between tokens, which decodes or a long chunk may miss; whether it may move."""
+    """The target between tokens, for three requests in four, which decodes or a long chunk may miss; and whether
+    the request may move.
+    """
     between_ms = rng.choice([None, 12, 40, 120])
     wish: dict[str, float | bool] = {} if between_ms is None else {"headway_tbt_ms": between_ms}
     return {**wish, "headway_may_move": rng.random() < 0.8}
@@ -361,7 +367,7 @@ def compare(
     forced: Tally,
     every: int,
 ) -> None:
-    """Step both through the script; the simulated one is left behind once it has differed."""
+    """Step both through the script; the simulated side stops once it has differed."""
     for step in drive(real, ours, script):
         where = f"{case}, step {step}"
         copied = copied_engine(real.scheduler, limits_of(case)) if step % every == 0 else None
@@ -375,7 +381,7 @@ def compare(
 
 
 def drive(real: RealEngine, ours: SimulatedSide, script: list[Scripted]) -> Iterator[int]:
-    """Step until all have ended; yields when both are to schedule. Outputs are processed half a step later."""
+    """Step until all have ended; yields when both sides are to schedule. Outputs are processed half a step later."""
     pending = deque(script)
     flights: deque[bool] = deque()
     depth = ours.engine.limits.depth
@@ -442,7 +448,7 @@ def memories(preset: str, *, narrow: bool) -> list[tuple[int, int]]:
 
 
 def report(free: dict[ConformanceCase, Tally], forced: Tally) -> dict[str, Any]:
-    """The figures; a difference without a name is unexplained, and none has been named so far."""
+    """The figures; a difference without a reason counts as unexplained, and no reason is accepted so far."""
     tallies = free.values()
     differences = [tally.first_difference for tally in tallies if tally.first_difference is not None]
     return {
@@ -468,7 +474,7 @@ def report(free: dict[ConformanceCase, Tally], forced: Tally) -> dict[str, Any]:
 
 
 def _met(tallies: Iterable[Tally]) -> dict[str, int]:
-    """How often what was met."""
+    """How often each kind of decision occurred."""
     met: Counter[str] = Counter()
     for tally in tallies:
         met.update(tally.met)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """An engine as a step finds it: its residents, those back from the host, free blocks of device and host."""
+    """An engine's state before a step: its residents, those back from the host, free blocks of device and host."""
 
     residents: Sequence[Job]
     returned: Collection[str]
@@ -40,7 +40,7 @@ def before(ledger: Ledger, returned: Collection[Job], free: tuple[int, int]) -> 
 
 @dataclass(frozen=True, slots=True)
 class OrderState:
-    """What an order keeps of live jobs: the queue each stands in, and whether it goes by predicted lengths."""
+    """An order's state about live jobs: the queue of each, and whether it uses predicted lengths."""
 
     levels: dict[str, int]
     trusting: bool
@@ -48,12 +48,12 @@ class OrderState:
 
 @dataclass(slots=True)
 class Decisions:
-    """What one engine decided in one step; free blocks are of device and host.
+    """The decisions of one engine in one step; free blocks are of device and host.
 
-    `paused` keep their KV and get no tokens, as planned. `put_back` are those of `preempted` that had come back
-    from the host and not run since, `departures` why those of `left` leave, `prefetched` those of `admitted` that
-    came back without a place in the batch. `levels` are the queues of all live jobs after it, where the order has
-    queues; `trusting`: whether it goes by predicted lengths.
+    `paused` keep their KV and get no tokens, as planned. `put_back` are those of `preempted` that had come back from
+    the host and not run since, `departures` why each of `left` leaves, `prefetched` those of `admitted` that came back
+    without a place in the batch. `levels` are the queues of all live jobs after the step, where the order has queues;
+    `trusting`: whether it uses predicted lengths.
     """
 
     admitted: list[str]
@@ -71,12 +71,12 @@ class Decisions:
     free_after: tuple[int, int]
 
     def count(self) -> int:
-        """How many jobs it names, each part by itself; the order's state and the free blocks are one more."""
+        """The number of decisions: the jobs of each part, and one each for the order's state and the free blocks."""
         parts = (self.admitted, self.granted, self.paused, self.preempted, self.offloaded, self.left)
         return sum(map(len, parts)) + 1
 
     def differences(self, real: Decisions) -> list[str]:
-        """In words, what differs from the real engine."""
+        """The differences from the real engine, in words."""
         names = [part.name for part in fields(self)]
         return [
             f"{name}: simulated {getattr(self, name)}, real {getattr(real, name)}"
@@ -93,7 +93,7 @@ def decisions(
     order: OrderState,
     free_after: tuple[int, int],
 ) -> Decisions:
-    """What a step with this outcome decided; tokens granted and departures are taken from the engine itself."""
+    """The decisions of a step with this outcome; granted tokens and departures come from the engine itself."""
     plan = outcome.plan
     named = {*plan.run, *plan.preempt}
     prefetches = set(plan.prefetch)
@@ -115,7 +115,7 @@ def decisions(
 
 
 def order_of(order: Order, ledger: Ledger) -> OrderState:
-    """The state of an order; its queues are those of MLFQ, also where they stand by."""
+    """The state of an order; its queues are those of MLFQ, also where they are on standby."""
     trusting = isinstance(order, Predicting) and order.trusts_predictions
     queues = order._queues if isinstance(order, Governed) else order
     if not isinstance(queues, SkipJoinMlfq):
@@ -128,7 +128,7 @@ def order_of(order: Order, ledger: Ledger) -> OrderState:
 class Tally:
     """Decisions compared in one mode, and how many of them agreed.
 
-    `met` counts what the real engine did: preemptions, swaps, pauses and so on.
+    `met` counts the real engine's actions: preemptions, swaps, pauses and so on.
     """
 
     steps: int = 0
@@ -178,9 +178,9 @@ class Tally:
 def copied_engine(scheduler: PolicyScheduler, limits: EngineLimits) -> SimulatedEngine:
     """A simulated engine in the state of `scheduler` (an `engine.PolicyScheduler`), for one `schedule`.
 
-    Jobs, ledger and policy are deep copies of the plug-in's own; the pool is rebuilt from vLLM's block
-    pool and block tables; what is in flight from vLLM's counters. Output lengths are not known here and
-    not needed: they only matter when a step's output comes.
+    Jobs, ledger and policy are deep copies of the plug-in's own; the pool is rebuilt from vLLM's block pool and block
+    tables; steps in flight come from vLLM's counters. Output lengths are unknown and not needed: they only matter when
+    a step's output comes.
     """
     swaps = scheduler.swaps
     tier = None if swaps is None else host_state(swaps.copies)
@@ -207,7 +207,7 @@ HOST_STATE = ("host", "started", "restoring", "_idle", "_running", "_sides", "_u
 
 
 def host_state(copies: HostCopies) -> dict[str, Any]:
-    """What the plug-in's host copies consist of, but for the device."""
+    """The state of the plug-in's host copies, without the device."""
     return {name: getattr(copies, name) for name in HOST_STATE}
 
 

@@ -42,35 +42,35 @@ if TYPE_CHECKING:
     from headway.engine.scheduler import PolicyScheduler
 
 PAUSE_SHARE = 0.25
-"""Of the jobs a step would run."""
+"""Share of a step's jobs that are paused."""
 CAPPED_SHARE = 0.5
-"""Of the jobs a step would prefill."""
+"""Share of a step's prefills that are capped."""
 CAPS_TOKENS = (1, 7, 31, 33)
-"""One token, some, and chunks that end beside a block's border."""
+"""One token, a few, and chunks that end beside a block's border."""
 PREEMPT_SHARE = 0.2
-"""Of the jobs a step pauses."""
+"""Share of the paused jobs that are preempted."""
 OFFLOAD_SHARE = 0.2
-"""Of the jobs a step pauses, where there is host memory."""
+"""Share of the paused jobs that are offloaded, where there is host memory."""
 MAX_PREEMPTIONS = 4
 """A job preempted this often is left alone, so that every run ends."""
 SPARED = "spared"
 """Tenant of the jobs whose prompts are never cut in chunks."""
 
 STORM_WIDTH = 2
-"""Of eight seats."""
+"""Batch width in a storm, with eight seats."""
 SHORT_QUANTA = {"quantum_s": "0.005", "starve_s": "0.05"}
-"""A step takes 2 to 4 ms."""
+"""Quanta for the storm, where a step takes 2 to 4 ms."""
 
 SEATS = 8
 NUM_BLOCKS = 16
-"""One is vLLM's null block; 15 of 32 tokens are too few for eight jobs, so that blocks run short."""
+"""One is vLLM's null block; 15 blocks of 32 tokens are too few for eight jobs, so that blocks run short."""
 MAX_STEPS = 20_000
-"""After the last arrival."""
+"""Most steps after the last arrival."""
 COUNTED = (
     *("steps", "pauses", "swaps", "offloads", "prefetches", "put_backs"),
     *("swapped_out_blocks", "swapped_in_blocks"),
 )
-"""The scheduler's own counts that a run is told by."""
+"""The scheduler's counters that are reported for a run."""
 ADAPTERS = 3
 ADAPTER_RANK = 4
 ADAPTER_SPREAD = 0.25
@@ -81,9 +81,9 @@ ADAPTER_SPREAD = 0.25
 
 
 class ForcedBatching:
-    """The plan of the batching it stands `around`, with some of its jobs paused and some chunks capped.
+    """The plan of the batching `around` which it is put, with some jobs paused and some chunks capped.
 
-    `met` holds the most of what a step met: adapters among the residents, cached tokens at an admission.
+    `met` holds the largest value of each observation: adapters among the residents, cached tokens at an admission.
     """
 
     def __init__(self, around: str, seed: int = 0, cost: CostModel | None = None) -> None:
@@ -109,14 +109,14 @@ class ForcedBatching:
         return {job: self._random.choice(CAPS_TOKENS) for job in capped}
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Note prefix cache hits, of newcomers and of resumed jobs; then let the inner part learn."""
+        """Note prefix cache hits of new and resumed jobs; then pass the outcome to the inner part."""
         for job in outcome.admitted:
             kind = "resumed_hit_tokens" if job.num_preemptions else "first_hit_tokens"
             self._note(kind, outcome.cached_tokens[job])
         self._around.observe(outcome)
 
     def finished(self, job: Job) -> None:
-        """Let the inner part learn, if it learns from answers."""
+        """Pass the answer to the inner part, if it learns from answers."""
         if isinstance(self._around, Learning):
             self._around.finished(job)
 
@@ -125,7 +125,7 @@ class ForcedBatching:
 
 
 class ForcedEviction:
-    """What the eviction it stands `around` preempts, and some of the jobs this step pauses."""
+    """The victims of the eviction `around` which it is put, and some of the jobs that this step pauses."""
 
     def __init__(self, around: str, seed: int = 0, cost: CostModel | None = None) -> None:
         self._around = build_part("eviction", _inner(around), cost)
@@ -133,11 +133,11 @@ class ForcedEviction:
 
     @property
     def serial(self) -> bool:
-        """As the inner part."""
+        """As the inner part says."""
         return bool(self._around.serial)
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """Victims; many of them ran in the step before, so their last output may still be in flight.
+        """Choose victims; many of them ran in the step before, so their last output may still be in flight.
 
         With host memory most of them are swapped out.
         """
@@ -155,16 +155,16 @@ class ForcedEviction:
         return plan
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known: the dice decide."""
+        """Unknown: victims are drawn at random."""
         return -inf
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Let the inner part learn."""
+        """Pass the outcome to the inner part."""
         self._around.observe(outcome)
 
 
 def forced_settings(preset: Preset, seed: int) -> dict[str, Any]:
-    """Engine settings that put a preset under disturbance and have every step checked."""
+    """Engine settings that disturb a preset and have every step checked."""
     return {
         "policy": preset.name,
         "batching": f"forced:seed={seed},around={_outer(preset.batching)}",
@@ -193,14 +193,14 @@ def _with_short_quanta(order: str) -> str:
 
 
 def trusting(order: str) -> str:
-    """The order, which trusts predictions before an answer has shown that they hold, if it would wait for that."""
+    """The order, changed to trust predictions at once if it would first wait for an answer that confirms them."""
     name, _, given = order.partition(":")
     settings = ",".join(filter(None, (given, "trusted_at_first=true")))
     return f"{name}:{settings}" if name == "governed" else order
 
 
 def _outer(spec: str) -> str:
-    """A part with its settings as one setting of another part, where a comma would end it."""
+    """Quote a part with its settings as a setting of another part, where a comma would end it."""
     return spec.replace(",", ";")
 
 
@@ -223,7 +223,7 @@ def register_parts(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ForcedRequest:
-    """One request: the step it arrives at, its prompt, how it samples, the JSON schema it is bound to.
+    """One request: the step of its arrival, its prompt, how it samples, its JSON schema.
 
     `adapter` is the number of its LoRA adapter, 0 for none.
     """
@@ -236,34 +236,34 @@ class ForcedRequest:
 
     @property
     def greedy(self) -> bool:
-        """Whether it takes the most probable token."""
+        """Whether it is decoded greedily."""
         return not self.sampling["temperature"]
 
 
 @dataclass(slots=True)
 class Answers:
-    """What came back: per request and choice the tokens, and their log probabilities if asked for."""
+    """Answers: per request and choice the tokens, and their log probabilities if asked for."""
 
     tokens: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     logprobs: dict[tuple[int, int], list[Any]] = field(default_factory=dict)
     most_at_once: int = 0
 
     def take(self, index: int, choice: Any) -> None:
-        """Append what one step brought for one choice of one request."""
+        """Append the output of one step for one choice of one request."""
         key = (index, choice.index)
         self.tokens.setdefault(key, []).extend(choice.token_ids)
         self.logprobs.setdefault(key, []).extend(choice.logprobs or ())
         self.most_at_once = max(self.most_at_once, len(choice.token_ids))
 
     def differing(self, other: Answers) -> set[int]:
-        """Requests with a choice whose tokens are not the same."""
+        """Requests with a choice whose tokens differ."""
         choices = self.tokens.keys() | other.tokens.keys()
         return {index for index, n in choices if self.tokens.get((index, n)) != other.tokens.get((index, n))}
 
     def gap(self, other: Answers, index: int) -> float:
-        """How much more likely, in these logprobs, is this token than the other's where a request's part.
+        """How much more likely this token is than the other's, by these logprobs, where a request's outputs part.
 
-        inf if one output is only longer than the other, or they are the same.
+        inf if one output only continues the other, or they are the same.
         """
         here, there = self.tokens[index, 0], other.tokens.get((index, 0), [])
         for mine, theirs, logprobs in zip(here, there, self.logprobs[index, 0], strict=False):
@@ -273,7 +273,7 @@ class Answers:
 
 
 class ForcedEngine:
-    """vLLM's engine in this process; while it is idle its scheduler is built anew, stock or ours."""
+    """vLLM's engine in this process; its scheduler, stock or Headway's, can be replaced while it is idle."""
 
     def __init__(
         self,
@@ -320,7 +320,7 @@ class ForcedEngine:
     def stock(
         self, requests: Sequence[ForcedRequest], token_budget: int, logprobs_of: Collection[int] = ()
     ) -> Answers:
-        """What vLLM's own scheduler makes of the requests."""
+        """Answers of vLLM's own scheduler to these requests."""
         scheduler = self._schedule_with(None, token_budget)
         assert type(scheduler).__module__.startswith("vllm.v1.core.sched.")
         return self._run(requests, logprobs_of)
@@ -328,7 +328,7 @@ class ForcedEngine:
     def ours(
         self, settings: dict[str, Any], requests: Sequence[ForcedRequest], token_budget: int
     ) -> tuple[Answers, Counter[str]]:
-        """What Headway makes of them under these settings, and what the run met."""
+        """Answers of Headway under these settings, and counts of what the run met."""
         scheduler = self._schedule_with(settings, token_budget)
         in_flight = _preemptions_in_flight(scheduler)
         loaded = _loads(scheduler)
@@ -353,7 +353,7 @@ class ForcedEngine:
         return answers, met
 
     def _schedule_with(self, settings: dict[str, Any] | None, token_budget: int) -> Any:
-        """Put in a new scheduler, Headway with `settings` or vLLM's own, as vLLM's engine core does it."""
+        """Put in a new scheduler, Headway with `settings` or vLLM's own, in the way of vLLM's engine core."""
         config = self._core.vllm_config
         assert not self._busy()
         config.scheduler_config.max_num_scheduled_tokens = token_budget
@@ -363,7 +363,7 @@ class ForcedEngine:
         return self._core.scheduler
 
     def _run(self, requests: Sequence[ForcedRequest], logprobs_of: Collection[int] = ()) -> Answers:
-        """Send every request at its step, until all have ended and the workers know it."""
+        """Send every request at its step; return once all have ended and the workers know it."""
         answers = Answers()
         self._runs += 1
         pending = deque(enumerate(requests))
@@ -468,13 +468,14 @@ def write_adapters(folder: Path) -> None:
 # ---- a prefill and a decode instance behind a gateway: feature `pd` ----------------------------------
 
 AT_ONCE = 3
-"""Requests that are under way together. The prompts of so many fit a step of every preset: `ExampleConnector` stores
-the chunk that a prompt begins with for the whole of it."""
+"""Requests under way together. The prompts of three fit a step of every preset: `ExampleConnector` stores the first
+chunk of a prompt as if it were all of it.
+"""
 HITS = "vllm:external_prefix_cache_hits_total"
 
 
 def two_stages(preset: str, requests: Sequence[ForcedRequest], folder: Path) -> tuple[Answers, Counter[str]]:
-    """Answers of fresh instances under a preset, every second one streamed, and what they met."""
+    """Answers of fresh instances under a preset, every second one streamed, and counts of what they met."""
     storage, port = folder / f"kv-{preset}", _three_free_ports()
     connector = {
         "kv_connector": "ExampleConnector",
@@ -499,7 +500,7 @@ def two_stages(preset: str, requests: Sequence[ForcedRequest], folder: Path) -> 
 
 
 def _three_free_ports() -> int:
-    """The first of three: the gateway's, and those of the instances that it starts, in their order."""
+    """The first of three free ports: the gateway's, and then those of the instances that it starts."""
     while True:
         first = free_port()
         with suppress(OSError), ExitStack() as stack:

@@ -62,7 +62,7 @@ KILL, FREEZE, GARBAGE = "kills", "freezes", "garbage"
 
 
 def instances_of(gateway_pid: int) -> list[int]:
-    """The processes that a gateway has launched, by the ports they serve on (in the order of their launch before)."""
+    """The processes that a gateway has launched, ordered by the port that each serves on."""
     found = []
     for folder in Path("/proc").iterdir():
         with suppress(OSError, ValueError):
@@ -73,12 +73,12 @@ def instances_of(gateway_pid: int) -> list[int]:
 
 
 async def kill(pid: int) -> None:
-    """Its process alone: what it started is for the gateway to end."""
+    """Kill the process alone; its children are for the gateway to end."""
     os.kill(pid, signal.SIGKILL)
 
 
 async def freeze(pid: int, freeze_s: float) -> None:
-    """All of its processes, for a while."""
+    """Freeze all of its processes for a while."""
     try:
         os.killpg(pid, signal.SIGSTOP)
         await asyncio.sleep(freeze_s)
@@ -88,7 +88,7 @@ async def freeze(pid: int, freeze_s: float) -> None:
 
 
 async def garbage(pid: int) -> None:
-    """A small instance of the storm's own answers garbage for a while."""
+    """Have a small instance of the storm answer garbage for a while."""
     os.kill(pid, signal.SIGUSR1)
 
 
@@ -100,9 +100,9 @@ async def harm_all(
     freeze_s: float,
     done: Counter[str],
 ) -> None:
-    """One harm after the other, in turn, each to an instance drawn by lot, until cancelled; counted in `done`.
+    """Harm instances drawn by lot, with each kind of harm in turn, until cancelled; counted in `done`.
 
-    Between two lie `every_s`, more or less by half.
+    The pause between two harms is `every_s`, more or less by half.
     """
     ways: dict[str, Callable[[int], Awaitable[None]]] = {
         KILL: kill,
@@ -125,7 +125,7 @@ async def _harm(way: Callable[[int], Awaitable[None]], pid: int) -> None:
 # ---- the gateway as a process ------------------------------------------------------------------------
 
 DELAY_S = 0.01
-"""Before each token of a small instance."""
+"""Delay of a small instance before each token."""
 
 REAL_FLAGS = ("--dtype", "float32", "--max-num-seqs", "64")
 """In float32 a greedy answer does not depend on the rest of the batch."""
@@ -138,8 +138,8 @@ MIB = 1 << 20
 class GatewayProcess(CommandProcess):
     """A gateway over vLLM engines of the demo model (`real`) or small instances; its logs are in `folder`.
 
-    `layout` are flags in place of those pools, for engines. `hostile`: it asks for the keys of `storm_hostile`, and
-    small instances are behind it.
+    `layout` replaces the default pool flags for engines. `hostile`: the gateway requires the keys of `storm_hostile`,
+    and has small instances.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class GatewayProcess(CommandProcess):
         super().__init__(words, port, folder / "log", name=pools, environment=environment)
 
     def instances(self) -> list[dict[str, Any]]:
-        """What the gateway's page is told of each; nothing while it does not answer."""
+        """What the gateway's page says about each instance; empty while it does not answer."""
         asked = urllib.request.Request(f"{self.url}/dashboard/state", headers=self._headers)
         with suppress(OSError, urllib.error.URLError, ValueError):
             with urllib.request.urlopen(asked, timeout=30) as response:
@@ -186,7 +186,7 @@ class GatewayProcess(CommandProcess):
         self.wait_ready(ready, START_TIMEOUT_S)
 
     def recovers(self) -> bool:
-        """Whether every instance is ready in time."""
+        """Whether every instance became ready in time."""
         try:
             self.wait_all_ready()
         except UpstreamError:
@@ -194,14 +194,14 @@ class GatewayProcess(CommandProcess):
         return True
 
     def resident_mib(self) -> float:
-        """Its memory now; 0 once it has ended."""
+        """Its resident memory now; 0 once it has ended."""
         with suppress(OSError):
             pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
             return pages * os.sysconf("SC_PAGE_SIZE") / MIB
         return 0.0
 
     def stop(self) -> int:
-        """Its exit code, asked to stop."""
+        """Ask it to stop; return its exit code."""
         return self.end(timeout_s=STOP_TIMEOUT_S)
 
 
@@ -214,7 +214,7 @@ class Memory:
     end: float = 0.0
 
     async def watch(self, gateway: GatewayProcess) -> None:
-        """Note the most it has, until cancelled."""
+        """Update the maximum until cancelled."""
         while True:
             self.peak = max(self.peak, gateway.resident_mib())
             await asyncio.sleep(SAMPLE_S)
@@ -226,19 +226,22 @@ TOKENS = (10, 100)
 """The shortest and the longest answer."""
 
 MOST_GROWTH_MIB = 50.0
-"""What a gateway may take in addition: about 10 MiB are caches and buffers that fill once."""
+"""Memory that a gateway may take in addition: about 10 MiB are caches and buffers that fill once."""
 
 LEAST_GOOD, MOST_HEALTH_MS = 0.95, 250.0
 ALLOWED_MIB = BUFFERED_MIB + 4 * BODY_MIB + MOST_GROWTH_MIB
-"""Beside attackers: what may be held, and the largest body on its way into another process, in four pieces at most."""
+"""Growth allowed beside attackers: buffered bodies, and the largest body on its way into another process, in four
+pieces at most.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A storm: how many requests at which rate, how often harm comes, and how long a client waits at most.
+    """A storm: how many requests at which rate, the pause between harms, and how long a client waits at most.
 
-    `texts` are the different prompts; each is asked many times, so that the undisturbed answers are soon there.
-    `most_refused` and `most_interrupted` are shares of the requests: a gateway that refuses all of them loses none.
+    `texts` is the number of different prompts; each is asked many times, so that the undisturbed answers are soon
+    known. `most_refused` and `most_interrupted` are shares of the requests, without which a gateway that refuses
+    everything would pass.
     """
 
     real: bool = False
@@ -255,12 +258,12 @@ class Plan:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What is done to instances; vLLM's do not answer garbage when they are told to."""
+        """The kinds of harm to instances; vLLM's cannot be told to answer garbage."""
         return (FREEZE, KILL) if self.real else (FREEZE, KILL, GARBAGE)
 
     @property
     def model(self) -> str:
-        """What clients ask for."""
+        """The model that clients name."""
         return "demo" if self.real else "small"
 
 
@@ -306,7 +309,7 @@ def passed(result: Mapping[str, Any]) -> bool:
 
 
 def withstood(result: Mapping[str, Any]) -> bool:
-    """Whether honest tenants had what they have alone, and attackers got nothing."""
+    """Whether honest tenants were served as well as alone, and attackers got nothing."""
     memory = result["gateway_memory_mib"]
     return (
         not any(result[key] for key in ("wrong", "leaks", "exit_code"))
@@ -317,7 +320,7 @@ def withstood(result: Mapping[str, Any]) -> bool:
 
 
 def run(plan: Plan, folder: Path, *, hostile: bool = False) -> dict[str, Any]:
-    """One storm; the gateway's log and access log stay in `folder`."""
+    """Run one storm; the gateway's log and access log stay in `folder`."""
     gateway = GatewayProcess(plan.pools, folder, real=plan.real, hostile=hostile)
     try:
         print(f"starting {plan.pools}", file=sys.stderr)
@@ -415,7 +418,7 @@ async def _run_hostile(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
 async def _ask_honestly(
     plan: Plan, gateway: GatewayProcess, requests: Sequence[tuple[float, Asked]], when: str
 ) -> list[Heard]:
-    """The storm's requests dealt to the honest tenants, each with its key."""
+    """Send the storm's requests, dealt to the honest tenants, each with its key."""
     storms = []
     for number, tenant in enumerate(HONEST):
         theirs = [

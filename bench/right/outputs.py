@@ -66,15 +66,15 @@ from headway.policies.protocols import Predicting
 
 NEAR_TIE = 1e-4
 TOLD = ("steps", "preemptions", "pauses", "swaps", "offloads", "prefetches", "put_backs")
-"""What a cell tells of its runs, all together."""
+"""Counters that a cell sums over its runs."""
 FEATURE_TIMEOUT_S = 900
 APART_TIMEOUT_S = 120
-"""For each preset on top of that, where two servers and a gateway start and end for it."""
+"""Additional seconds for each preset where two servers and a gateway start and end."""
 CELLS = "cells.jsonl"
 STEPS_APART = 150
-"""More than any request needs, so that requests this far apart never meet."""
+"""Arrival gap in steps, longer than any request runs, so that no two requests meet."""
 PREFIX_TOKENS = 32
-"""One block, shared by a third of the requests; a longer hit of a resumed job is on its own blocks."""
+"""One block, shared by a third of the requests; a longer hit of a resumed job comes from its own blocks."""
 VOCABULARY = range(10, 2000)
 UNSTABLE = "stock's own tokens depend on what else is in the batch"
 
@@ -86,7 +86,7 @@ Cell = dict[str, int | str]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent under one token budget a step."""
+    """The requests sent under one token budget a step."""
 
     name: str
     token_budget: int
@@ -97,25 +97,27 @@ class Load:
 
 CHUNKED = Load("chunked", 64, (20, 150), (8, 40), seeded=False)
 WHOLE = Load("whole", 512, (8, 40), (8, 24), seeded=True)
-"""All seats filled need no more than the budget, so no prompt is ever cut for lack of it."""
+"""The budget suffices for all seats together, so no prompt is ever cut for lack of it."""
 STORED = Load("stored", 512, (34, 40), (8, 24), seeded=False)
-"""What vLLM's `ExampleConnector` can serve. It stores what the first step of a prompt computed, so no prompt is cut.
-It finds a preempted request's file by the tokens of its full blocks, so no answer fills another block."""
+"""Requests that vLLM's `ExampleConnector` can serve. It stores what the first step of a prompt computed, so no
+prompt is cut. It finds a preempted request's file by the tokens of its full blocks, so no answer fills another
+block.
+"""
 APART = Load("apart", 512, (40, 150), (8, 40), seeded=False)
-"""Prompts of a block and more, which have KV to hand over."""
+"""Prompts longer than a block, which have KV to hand over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
     """One way to run the engine: its arguments, its environment, its loads, how many steps are in flight.
 
-    With `host_blocks` of host memory requests are swapped out, too. `connector` is a KV connector of vLLM's own, as
-    `--kv-transfer-config` has it; FOLDER in a value stands for an empty folder. In a `storm` nothing is forced. Nor is
-    anything with `apart`: one server computes prompts and another answers, behind a gateway. With `lengths` every
-    request says how long its answer will be, and policies that go by that trust it from the start.
+    With `host_blocks` of host memory requests are also swapped out. `connector` is one of vLLM's own KV connectors, in
+    the form of `--kv-transfer-config`; FOLDER in a value stands for an empty folder. In a `storm` nothing is forced,
+    nor with `apart`, where one server computes prompts and another answers, behind a gateway. With `lengths` every
+    request carries its answer's length, and policies that use lengths trust it from the start.
 
-    `evidence` is what a run must have met, with the largest value that proves nothing; `refusal` is what
-    vLLM says if it cannot do this.
+    `evidence` is what a run must have met, with the largest value that proves nothing; `refusal` is vLLM's message if
+    it cannot do this.
     """
 
     engine: Mapping[str, Any] = field(default_factory=dict)
@@ -132,11 +134,11 @@ class Feature:
 
 
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-"""A model this small gains nothing from more, and threads that spin for one another lose on a busy machine."""
+"""A model this small gains nothing from more threads, and threads that spin for one another lose on a busy machine."""
 _ON_GPU = {"VLLM_BATCH_INVARIANT": "1"}
-"""Kernels whose sums do not depend on what else is in the batch, as those of the CPU in float32 do not."""
+"""Kernels whose sums do not depend on the rest of the batch, like those of the CPU in float32."""
 _GPU_DEPTH = 2
-"""Steps in flight where vLLM schedules asynchronously unless it is told not to."""
+"""Steps in flight where vLLM schedules asynchronously by default."""
 _TWO_WORKERS = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 _ASYNC = {CPU_ASYNC_SWITCH: "1"}
 _TP2 = {"tensor_parallel_size": 2}
@@ -168,7 +170,7 @@ _GRAMMAR = {"backend": "xgrammar", "disable_any_whitespace": True}
 
 
 def _example(store: str) -> dict[str, Any]:
-    """vLLM's own example, which keeps KV in files."""
+    """vLLM's own example connector, which keeps KV in files."""
     return {
         "kv_connector": "ExampleConnector",
         "kv_role": "kv_both",
@@ -262,7 +264,7 @@ FEATURES = {
 
 
 class Answer(msgspec.Struct):
-    """What feature `json` binds outputs to."""
+    """The schema of outputs under feature `json`."""
 
     word: Annotated[str, msgspec.Meta(pattern="^[a-z]{2,8}$")]
     ok: bool
@@ -313,7 +315,7 @@ def _sampling(feature: str, load: Load, index: int, rng: random.Random) -> dict[
         "n": 2 if seeded and feature == "n2" else 1,
         "max_tokens": max_tokens,
         "ignore_eos": feature != "json",
-        # With few tokens to choose from, drafts are often right.
+        # A small vocabulary makes drafts often right.
         "allowed_token_ids": rng.choices(VOCABULARY, k=3) if "ngram" in feature else None,
         "extra_args": hints,
     }
@@ -324,7 +326,7 @@ def _sampling(feature: str, load: Load, index: int, rng: random.Random) -> dict[
 
 @dataclass(slots=True)
 class Trial:
-    """One load: its requests, and what stock vLLM answers."""
+    """One load: its requests, and stock vLLM's answers."""
 
     load: Load
     requests: list[ForcedRequest]
@@ -332,7 +334,7 @@ class Trial:
 
 
 def measure(name: str, presets: Sequence[Preset], count: int, adapters: Path) -> Iterator[tuple[str, Cell]]:
-    """One cell a preset: stock answers first, then every preset on the same engine."""
+    """One cell for each preset: stock answers first, then every preset on the same engine."""
     feature = FEATURES[name]
     trials = _trials(name, feature.loads, count)
     write_adapters(adapters)
@@ -353,13 +355,13 @@ def measure(name: str, presets: Sequence[Preset], count: int, adapters: Path) ->
 
 
 def _trials(name: str, loads: Sequence[Load], count: int) -> list[Trial]:
-    """The requests shared out among the loads."""
+    """The requests divided among the loads."""
     shares = [count * (at + 1) // len(loads) - count * at // len(loads) for at in range(len(loads))]
     return [Trial(load, write_requests(name, load, n)) for load, n in zip(loads, shares, strict=True)]
 
 
 def _ask_stock(engine: ForcedEngine, feature: Feature, trials: Sequence[Trial]) -> Cell | None:
-    """Fill in stock's answers; if vLLM itself cannot do this, and is known not to, why."""
+    """Store stock's answers; return a cell with the reason if vLLM is known to be unable to do this."""
     try:
         for trial in trials:
             trial.stock = engine.stock(trial.requests, trial.load.token_budget)
@@ -370,20 +372,20 @@ def _ask_stock(engine: ForcedEngine, feature: Feature, trials: Sequence[Trial]) 
 
 
 def _engine(feature: Feature, folder: Path) -> ForcedEngine:
-    """The feature's engine; what its connector stores goes into a folder."""
+    """The feature's engine; its connector stores into a folder."""
     connector = feature.connector and json.loads(json.dumps(feature.connector).replace(FOLDER, str(folder)))
     return ForcedEngine(feature.engine, WHOLE.token_budget, folder, feature.host_blocks, connector)
 
 
 def _known(feature: Feature, error: Exception) -> Cell:
-    """The cells of a feature that vLLM itself is known not to do; raises any other error again."""
+    """The cell of a feature that vLLM itself is known not to support; raises any other error again."""
     if feature.refusal is None or feature.refusal not in str(error):
         raise error
     return {"unsupported": str(error)}
 
 
 def _check_stability(engine: ForcedEngine, trial: Trial) -> None:
-    """RuntimeError if stock answers otherwise when it has one request at a time: then nothing compares."""
+    """Raise RuntimeError if stock answers differently with one request at a time: then nothing is comparable."""
     apart = [replace(request, at_step=index * STEPS_APART) for index, request in enumerate(trial.requests)]
     alone = engine.stock(apart, trial.load.token_budget)
     differing = trial.stock.differing(alone)
@@ -423,7 +425,7 @@ def _cell(engine: ForcedEngine, name: str, preset: Preset, trials: Sequence[Tria
 
 
 def _moves(preset: Preset) -> dict[str, int]:
-    """The moves of KV that a preset of itself makes where memory is short."""
+    """The kinds of KV move that a preset makes by itself where memory is short."""
     ahead = {"offloads": 0, "prefetches": 0} if moves_ahead(preset) else {}
     return {**(_SWAPS if build_policy(preset).uses_host else {}), **ahead}
 
@@ -432,7 +434,7 @@ def _moves(preset: Preset) -> dict[str, int]:
 
 
 def _invalid(answers: Answers) -> set[int]:
-    """Requests whose output is not the JSON it was bound to."""
+    """Requests whose output does not match its JSON schema."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(ensure_demo_random() / "tokenizer.json"))
@@ -446,7 +448,7 @@ def _invalid(answers: Answers) -> set[int]:
 
 
 def _near_ties(who: str, engine: ForcedEngine, trial: Trial, answers: Answers, wrong: set[int]) -> int:
-    """How many of the `wrong` part from stock between two tokens that stock itself finds equally likely."""
+    """How many of the `wrong` requests part from stock between two tokens that stock itself finds equally likely."""
     if not wrong:
         return 0
     again = engine.stock(trial.requests, trial.load.token_budget, logprobs_of=wrong)
@@ -491,14 +493,14 @@ def outputs(presets: Sequence[str], features: Sequence[str], requests: int) -> d
 
 
 def passed(cell: Cell) -> bool:
-    """Whether a cell shows nothing wrong: all tokens stock's or near ties, or vLLM itself cannot do it."""
+    """Whether a cell shows no fault: every request is identical or a near tie, or vLLM itself cannot do it."""
     if "error" in cell or "unsupported" in cell:
         return "error" not in cell
     return int(cell["identical"]) + int(cell["near_ties"]) == cell["requests"]
 
 
 def run_feature(feature: str, presets: Sequence[str], requests: int) -> dict[str, Cell]:
-    """A feature's cells, measured in a process of its own, so that vLLM starts afresh."""
+    """Measure a feature's cells in a process of its own, so that vLLM starts afresh."""
     command = [sys.executable, __file__, "--feature", feature, "--requests", str(requests)]
     command += [argument for preset in presets for argument in ("--preset", preset)]
     started_s = time.monotonic()
@@ -524,7 +526,7 @@ def run_feature(feature: str, presets: Sequence[str], requests: int) -> dict[str
 
 
 def _environment(feature: str, folder: str) -> dict[str, str]:
-    """The engine in the worker's own process, no switch left over from outside, our parts on the path."""
+    """Environment of the worker: the engine in its own process, no switches from outside, our parts on the path."""
     outer = {key: value for key, value in os.environ.items() if key != CPU_ASYNC_SWITCH}
     return {
         **outer,
@@ -537,7 +539,7 @@ def _environment(feature: str, folder: str) -> dict[str, str]:
 
 
 def _work(folder: Path, feature: str, presets: Sequence[Preset], requests: int) -> None:
-    """In the worker: measure, writing each cell down at once."""
+    """Measure in the worker process, writing each cell at once."""
     from headway.engine import register
 
     register()

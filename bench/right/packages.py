@@ -41,7 +41,7 @@ class Failed(Exception):
 
 
 def built(folder: Path) -> list[Path]:
-    """The wheels of both projects, each made of its source distribution; all files lie in the folder."""
+    """Build both projects' wheels, each from its source distribution; all files are in the folder."""
     build = environment(folder.parent / "build", sys.executable)
     run([build / "pip", "install", "--quiet", "build"], folder.parent)
     for project in PROJECTS:
@@ -50,7 +50,7 @@ def built(folder: Path) -> list[Path]:
 
 
 def environment(folder: Path, python: str) -> Path:
-    """The folder of programs of a new virtual environment."""
+    """Create a virtual environment; return its folder of programs."""
     run([python, "-m", "venv", folder], folder.parent)
     return folder / "bin"
 
@@ -69,7 +69,7 @@ def tried(wheels: list[Path], python: str, folder: Path) -> None:
 
 
 def serve_without_vllm(programs: Path, folder: Path) -> None:
-    """Start a gateway before a server that is not there; it is alive, and not ready. Raises Failed."""
+    """Start a gateway for a server that does not exist; it must be alive, and not ready. Raises Failed."""
     with (folder / "gateway.log").open("w+") as log:
         command: list[str | Path] = [
             programs / "headway",
@@ -103,7 +103,7 @@ def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
 
 
 def outside() -> dict[str, str]:
-    """Variables without those by which Python would find this repository."""
+    """The environment variables without those by which Python would find this repository."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
@@ -125,7 +125,7 @@ def run(command: list[str | Path], folder: Path) -> None:
 
 
 def say(line: str) -> None:
-    """To stderr: stdout is for the result."""
+    """Write a line to stderr, as stdout is for the result."""
     print(line, file=sys.stderr, flush=True)
 
 

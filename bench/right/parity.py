@@ -38,14 +38,14 @@ MAX_STEPS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class ParityCase:
-    """One configuration both schedulers run under."""
+    """One configuration that both schedulers run under."""
 
     prefix_caching: bool
     asynchronous: bool
 
     @property
     def name(self) -> str:
-        """For the table."""
+        """The name in the table."""
         mode = "async" if self.asynchronous else "sync"
         return f"{mode}, prefix caching {'on' if self.prefix_caching else 'off'}"
 
@@ -110,7 +110,7 @@ def make_script(count: int) -> list[ScriptedRequest]:
 
 
 def run_case(model: str, script: list[ScriptedRequest], case: ParityCase) -> dict[str, int]:
-    """Stock, ours and the mutant under one configuration."""
+    """Count how stock, Headway and the mutant agree under one configuration."""
     print(case.name, "...", file=sys.stderr)
     config = engine_config(model, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=case.prefix_caching)
     config.scheduler_config.async_scheduling = case.asynchronous

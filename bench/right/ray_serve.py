@@ -46,9 +46,9 @@ REPLICAS = 2
 BACK_LIMIT_S = 300.0
 SHOWN = ("requests", "finished", "failed", "mean_ttft_s", "p99_ttft_s", "mean_jct_s", "p99_jct_s")
 CPU_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-"""As vLLM binds threads by default, both replicas of one Ray node would share a core."""
+"""With vLLM's default thread binding, both replicas of one Ray node would share a core."""
 MODEL_SERVER = "LLMServer"
-"""In the names that Ray Serve LLM gives to the deployment of the model, and to its replicas."""
+"""Part of the names that Ray Serve LLM gives to the model's deployment and its replicas."""
 STEPS = ("headway_planned_steps_total", "headway_steps_total")
 
 
@@ -69,14 +69,14 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        """Where clients ask."""
+        """The URL for clients."""
         return self.process.url
 
     def steps(self) -> dict[int, tuple[int, int]]:
         """As `Deployment.steps`, from the metrics of each instance."""
         ready = [each["condition"] == "ready" for each in self.process.instances()]
         servers = instances_of(self.process.pid) if all(ready) else []
-        with suppress(OSError, UpstreamError, ValueError):  # one has just ended
+        with suppress(OSError, UpstreamError, ValueError):  # an instance has just ended
             return {pid: _counted(asyncio.run(scrape(_url(pid), "headway_"))) for pid in servers}
         return {}
 
@@ -88,12 +88,12 @@ class Ray:
         self.url = url
 
     def steps(self) -> dict[int, tuple[int, int]]:
-        """As `Deployment.steps`; each replica's process is asked for its counters."""
+        """As `Deployment.steps`, asked of each replica's process."""
         import ray
 
         if _running() != REPLICAS:
             return {}
-        with suppress(ray.exceptions.RayError, ValueError):  # one has just ended
+        with suppress(ray.exceptions.RayError, ValueError):  # a replica has just ended
             actors = [
                 ray.get_actor(each["name"], namespace=each["namespace"])
                 for each in ray.util.list_named_actors(all_namespaces=True)
@@ -105,7 +105,7 @@ class Ray:
 
 
 def _running() -> int:
-    """How many replicas have started their engine, as Ray says."""
+    """How many replicas have started their engine, according to Ray."""
     from ray import serve
 
     found = [
@@ -119,7 +119,7 @@ def _running() -> int:
 
 
 def _process_and_steps(_replica: object) -> tuple[int, dict[str, float]]:
-    """In a replica: its process, and what its Prometheus registry has of Headway."""
+    """In a replica: its process id, and Headway's values in its Prometheus registry."""
     from prometheus_client import REGISTRY
 
     found = {sample.name: sample.value for metric in REGISTRY.collect() for sample in metric.samples}
@@ -138,7 +138,7 @@ def _url(pid: int) -> str:
 
 @contextmanager
 def gateway(policy: str, folder: Path) -> Iterator[Gateway]:
-    """Instances behind the gateway, ready."""
+    """Start instances behind the gateway and wait until they are ready."""
     layout = ("--instances", str(REPLICAS), "--policy", policy, "--router", "least-work")
     process = GatewayProcess("", folder, real=True, layout=layout)
     try:
@@ -150,7 +150,7 @@ def gateway(policy: str, folder: Path) -> Iterator[Gateway]:
 
 @contextmanager
 def ray_serve(policy: str, _folder: Path) -> Iterator[Ray]:
-    """Replicas on Ray Serve, ready."""
+    """Start replicas on Ray Serve and wait until they are ready."""
     import ray
     from headway_ray.app import build
     from ray import serve
@@ -158,7 +158,7 @@ def ray_serve(policy: str, _folder: Path) -> Iterator[Ray]:
     port = free_port()
     engine = {name.removeprefix("--").replace("-", "_"): value for name, value in _pairs(REAL_FLAGS)}
     arguments = {"model": "demo", "replicas": REPLICAS, "policy": policy, "accelerator": "cpu"}
-    # More cores than there are: Ray counts them alone, and a replica asks for several.
+    # More cores than the machine has: Ray only counts them, and a replica asks for several.
     ray.init(num_cpus=4 * REPLICAS, include_dashboard=False, log_to_driver=False)
     try:
         serve.start(http_options={"host": HOST, "port": port})
@@ -178,7 +178,7 @@ DEPLOYMENTS: dict[str, Callable[[str, Path], Any]] = {"ray": ray_serve, "gateway
 
 
 def measured(name: str, policy: str, count: int, rate: float) -> dict[str, Any]:
-    """Deploy, send the stream, kill a replica halfway, and say what became of each request and of the replica."""
+    """Deploy, send the stream, kill a replica halfway, and report the requests and the replacement."""
     say(f"{name}: starting {REPLICAS} replicas")
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, DEPLOYMENTS[name](policy, Path(folder)) as deployed:
@@ -222,7 +222,7 @@ def _seconds_until_back(deployed: Deployment, old: set[int]) -> float | None:
 def told(
     records: list[Record], *, ready_s: float, back_s: float | None, steps: list[tuple[int, int]]
 ) -> dict[str, Any]:
-    """What is printed of one deployment."""
+    """The printed figures of one deployment."""
     summary = summarize(records)
     failed = (record.error or "" for record in records if record.outcome is Outcome.FAILED)
     return {
@@ -235,7 +235,7 @@ def told(
 
 
 def is_wrong(name: str, found: Mapping[str, Any], count: int) -> bool:
-    """Whether a deployment did what it may not do: see the module."""
+    """Whether a deployment failed in a way that the module names."""
     ended: bool = found["finished"] + found["failed"] == found["requests"] == count
     planned = all(decided == steps > 0 for decided, steps in found["steps"][:REPLICAS])
     return not (ended and planned and found["back_s"] is not None) or (

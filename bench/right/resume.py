@@ -41,7 +41,7 @@ LAYOUT = ("--instances", str(INSTANCES), "--policy", "vllm", "--router", "round-
 BEGUN_EVENTS = 4
 TOKENS = 800
 BEGIN_S = 15.0
-"""So long all streams have to begin: where one instance is slow, the others' would be over."""
+"""Time for all streams to begin: with a slow instance the other streams would otherwise be over."""
 LIMIT_S = 300.0
 TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
 COMPLETION, CHAT, RESPONSES, MESSAGES = (
@@ -68,29 +68,29 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def kill_server(servers: Sequence[int], _gateway: int) -> None:
-    """One server's process."""
+    """Kill one server's process."""
     os.kill(servers[0], signal.SIGKILL)
 
 
 def kill_engine(servers: Sequence[int], _gateway: int) -> None:
-    """The processes under one server, its engine among them."""
+    """Kill the processes under one server, its engine among them."""
     for child in children_of(servers[0]):
         os.kill(child, signal.SIGKILL)
 
 
 def freeze(servers: Sequence[int], _gateway: int) -> None:
-    """All processes of one server stand still."""
+    """Freeze all processes of one server."""
     os.killpg(servers[0], signal.SIGSTOP)
 
 
 def kill_two(servers: Sequence[int], _gateway: int) -> None:
-    """Two of three servers."""
+    """Kill two of three servers."""
     for server in servers[:2]:
         os.kill(server, signal.SIGKILL)
 
 
 def kill_gateway(_servers: Sequence[int], gateway: int) -> None:
-    """The gateway itself."""
+    """Kill the gateway itself."""
     os.kill(gateway, signal.SIGKILL)
 
 
@@ -104,7 +104,7 @@ WAYS: dict[str, Callable[[Sequence[int], int], None]] = {
 
 
 def busiest_first(gateway: GatewayProcess) -> list[int]:
-    """The servers' processes by how many requests they have now, the most first."""
+    """The servers' processes by their number of requests now, the most first."""
     busy = [each["in_flight"] for each in gateway.instances()]
     servers = instances_of(gateway.pid)
     return [server for _, server in sorted(zip(busy, servers, strict=True), reverse=True)]
@@ -124,7 +124,7 @@ def children_of(pid: int) -> list[int]:
 
 @dataclass
 class Stream:
-    """One stream of a kind, and what has been heard of it."""
+    """One stream of a kind, and what has been received of it."""
 
     kind: str
     id: str
@@ -136,12 +136,12 @@ class Stream:
 
     @property
     def text(self) -> dict[Any, Any]:
-        """Each text of the answer: of a choice, or of an event's kind."""
+        """Each text of the answer: by choice, or by kind of event."""
         exact = [key for key in self.said.pieces if "logprobs" not in key]
         return {key: self.said.whole(key) for key in exact}
 
     def body(self) -> dict[str, Any]:
-        """What is asked."""
+        """The request body."""
         path, own = KINDS[self.kind]
         limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
         asked: dict[str, Any] = {"model": "demo", "stream": True, "temperature": 0, limit: TOKENS, **own}
@@ -154,7 +154,7 @@ class Stream:
         return {**asked, "messages": [{"role": "user", "content": self.prompt}]}
 
     def take(self, line: bytes) -> None:
-        """One line of the stream."""
+        """Handle one line of the stream."""
         if not line.startswith(b"data:"):
             return
         if line[5:].strip() == b"[DONE]":
@@ -174,7 +174,7 @@ class Stream:
         self.done = self.done or kind in ("message_stop", "response.completed", "response.incomplete")
 
     async def run(self, session: aiohttp.ClientSession, url: str) -> None:
-        """Ask, and hear all of the answer."""
+        """Send the request and receive the whole answer."""
         try:
             async with (
                 asyncio.timeout(LIMIT_S),
@@ -194,7 +194,7 @@ class Stream:
 
 
 def judged(stream: Stream, whole: dict[Any, Any], *, gateway_died: bool) -> str:
-    """What became of a stream: see the module."""
+    """How a stream ended: one of the words that the module lists."""
     if stream.error:
         return "error" if gateway_died or not stream.error.startswith("connection") else "lost"
     sampled = stream.kind == "sample"
@@ -219,7 +219,7 @@ def main() -> int:
 
 
 def one_way(way: str, kinds: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Every kind of stream under one way to die, before a gateway of its own."""
+    """Run every kind of stream through one way to die, at a gateway of its own."""
     with tempfile.TemporaryDirectory() as folder:
         gateway = GatewayProcess("", Path(folder), real=True, layout=LAYOUT)
         servers: list[int] = []
@@ -272,7 +272,7 @@ async def _one_way(way: str, kinds: Sequence[str], gateway: GatewayProcess) -> d
 
 
 def markdown(found: dict[str, dict[str, dict[str, int]]]) -> str:
-    """A row a kind, a column a way: same / error / lost, of those that were hit or not."""
+    """A row for each kind and a column for each way: same / error / lost, over all streams."""
     kinds = list(next(iter(found.values())))
     rows = [
         [

@@ -47,7 +47,7 @@ MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS = 900, 160
 RATE_SCALE = 12.0
 VANISH_FRACTION = 0.2
 CLOSING = "closing"
-"""Tenant of the one request after all others, with which the engine sends its last totals."""
+"""Tenant of one request after all others, which makes the engine send its last totals."""
 
 MAX_MODEL_LEN = 1536
 VLLM_FLAGS = (
@@ -103,7 +103,7 @@ def soak(
     host_kv: HostKv | None = None,
     batch_width: int | None = None,
 ) -> dict[str, Any]:
-    """Serve and replay; what became of the requests. The server's log and records stay in `folder`.
+    """Serve and replay; return the counts. The server's log and records stay in `folder`.
 
     `visit` is called with the server's URL once the requests have ended.
     """
@@ -160,7 +160,9 @@ SHOWN = (Outcome.FINISHED, Outcome.CANCELLED, Outcome.SHED, Outcome.FAILED)
 
 
 def make_requests(count: int) -> list[TraceRequest]:
-    """The trace's start, fitted to the model; each request is its own tenant, so that both sides name it alike."""
+    """The trace's start, fitted to the model; each request is its own tenant, so that both sides have the same name
+    for it.
+    """
     source = str(SHARED_TRACE) if SHARED_TRACE.exists() else f"{OWN_TRACE}{count}"
     print(f"requests of {Path(source).name}", file=sys.stderr)
     requests = scale_lengths(Trace(source, count).requests(), MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS)
@@ -168,7 +170,7 @@ def make_requests(count: int) -> list[TraceRequest]:
 
 
 def unaccounted(ids: Sequence[str], client: Sequence[Record], engine: Sequence[Record]) -> int:
-    """How many requests, sent or not, do not have one record on each side that agree."""
+    """How many requests, sent or not, lack a pair of agreeing records."""
     heard, served = _by_key(client, "id"), _by_key(engine, "tenant")
     known = {*ids, *heard, *served}
     accounted = [
@@ -187,7 +189,7 @@ def _by_key(records: Sequence[Record], key: str) -> dict[str, list[Record]]:
 
 
 def agree(client: Record, engine: Record) -> bool:
-    """Whether both sides tell of one end: a client that went away may have missed that it was finished."""
+    """Whether both sides report the same end: a client that went away may have missed that it was finished."""
     if client.outcome is Outcome.CANCELLED:
         return engine.outcome in (Outcome.CANCELLED, Outcome.FINISHED)
     same_tokens = client.output_tokens == engine.output_tokens or client.outcome is not Outcome.FINISHED
@@ -195,7 +197,7 @@ def agree(client: Record, engine: Record) -> bool:
 
 
 def wait_for_lines(path: Path, count: int) -> None:
-    """Return when a file has so many lines, or has not got them in SETTLE_TIMEOUT_S: aborts take a moment."""
+    """Return when a file has this many lines, or after SETTLE_TIMEOUT_S: aborts take a moment."""
     deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
     while path.read_bytes().count(b"\n") < count and time.monotonic() < deadline_s:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""The clients of a storm: each asks once, hears its answer out or leaves, and knows how it ended."""
+"""The clients of a storm: each sends one request, hears its answer out or leaves, and classifies how it ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DONE = b"[DONE]"
 
 
 class Ending(StrEnum):
-    """What a client saw. The last two must never be."""
+    """What a client saw. The last two must never occur."""
 
     FINISHED = "finished"
     """A whole answer."""
@@ -28,16 +28,16 @@ class Ending(StrEnum):
     INTERRUPTED = "interrupted"
     """An answer that broke off with an error that says so, and an end mark."""
     LEFT = "left"
-    """The client went away before the end, as it meant to."""
+    """The client went away before the end, as planned."""
     BROKEN = "broken"
-    """The connection ended and nothing said why, or what came was no answer."""
+    """The connection ended without a reason, or the response was no answer."""
     HUNG = "hung"
     """Nothing ended within the limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One request. With `leaves_after_s` its client goes away then, whatever it has."""
+    """One request. With `leaves_after_s` its client goes away at that time."""
 
     id: str
     prompt: str
@@ -50,11 +50,11 @@ class Asked:
 
     @property
     def path(self) -> str:
-        """Where it is sent."""
+        """The request's path."""
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
     def body(self, model: str) -> dict[str, Any]:
-        """What is sent: greedy, so that the answer is always the same."""
+        """The request body; greedy, so that the answer is always the same."""
         prompt = (
             {"messages": [{"role": "user", "content": self.prompt}]} if self.chat else {"prompt": self.prompt}
         )
@@ -70,7 +70,7 @@ class Asked:
 
 @dataclass(slots=True)
 class Heard:
-    """What came of it: `text` so far, `said` the error if there was one, `waited_s` until its end."""
+    """The result of a request: `text` so far, `said` the error if there was one, `waited_s` until its end."""
 
     asked: Asked
     ending: Ending = Ending.BROKEN
@@ -83,7 +83,7 @@ class Heard:
 
 
 async def ask(session: aiohttp.ClientSession, url: str, asked: Asked, model: str, limit_s: float) -> Heard:
-    """Ask once; never raises, and never takes much longer than `limit_s`."""
+    """Send a request; never raises, and never takes much longer than `limit_s`."""
     heard, began_s = Heard(asked), time.monotonic()
     patience_s = min(limit_s, asked.leaves_after_s or limit_s)
     try:
@@ -101,7 +101,7 @@ async def ask(session: aiohttp.ClientSession, url: str, asked: Asked, model: str
 async def storm(
     url: str, requests: Sequence[tuple[float, Asked]], model: str, limit_s: float, key: str = ""
 ) -> list[Heard]:
-    """All requests, each sent at its time (seconds from now, rising) whatever became of the others; with a key."""
+    """Send each request at its time (seconds from now, rising), whatever became of the others; with an optional key."""
     async with _session(key) as session, asyncio.TaskGroup() as group:
         began_s, tasks = time.monotonic(), []
         for at_s, asked in requests:
@@ -154,7 +154,7 @@ async def _hear_stream(events: AsyncIterator[bytes], heard: Heard) -> None:
 
 
 def _take(event: dict[str, Any], heard: Heard) -> None:
-    """One event, or a whole answer."""
+    """Handle one event, or a whole answer."""
     if "error" in event:
         heard.said = event["error"]["message"]
         return
@@ -166,7 +166,7 @@ def _take(event: dict[str, Any], heard: Heard) -> None:
 
 
 def _judged(heard: Heard) -> Ending:
-    """How an answer ended that has ended; BROKEN for one that ended twice, or in no way that is known."""
+    """How an ended answer ended; BROKEN for one that ended twice, or in an unknown way."""
     if heard.status != 200:
         return Ending.REFUSED if heard.said else Ending.BROKEN
     if heard.end_marks != 1:
@@ -182,16 +182,17 @@ AGREE = {
     Ending.FINISHED: ("finished",),
     Ending.REFUSED: ("shed", "expired", "failed", "rejected"),
     Ending.INTERRUPTED: ("failed",),
-    # A client that left may have missed how it ended.
+    # A client that left may have missed how its request ended.
     Ending.LEFT: ("cancelled", "finished", "shed", "expired", "failed"),
 }
 """What a client saw -> what the gateway may have logged."""
 
 
 def unaccounted(heard: Sequence[Heard], lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Requests without exactly one line in the access log, or with one that is not what the client saw.
+    """Requests without exactly one line in the access log, or with one that disagrees with the client.
 
-    A client that left before its request was whole may have no line. A line of a request never sent counts too.
+    A client that left before its request was whole may have no line. A line for a request that was never sent counts
+    too.
     """
     ends: dict[str, list[str]] = {}
     for line in lines:
@@ -208,7 +209,7 @@ def unaccounted(heard: Sequence[Heard], lines: Sequence[Mapping[str, Any]]) -> l
 
 
 def wrong(heard: Sequence[Heard], answers: Mapping[tuple[str, bool], str]) -> list[str]:
-    """Requests whose answer is wrong, each told on stderr beside the right one."""
+    """Requests whose answer is wrong, each reported on stderr beside the right one."""
     bad = [one for one in heard if is_wrong(one, answers)]
     for one in bad:
         right = answers[one.asked.prompt, one.asked.chat]
@@ -217,6 +218,8 @@ def wrong(heard: Sequence[Heard], answers: Mapping[tuple[str, bool], str]) -> li
 
 
 def is_wrong(heard: Heard, answers: Mapping[tuple[str, bool], str]) -> bool:
-    """Whether an answer, as far as it came, is not the undisturbed one of its prompt (and whether it is a chat)."""
+    """Whether an answer, as far as it came, differs from the undisturbed one of its prompt (and whether it is a
+    chat).
+    """
     right = answers[heard.asked.prompt, heard.asked.chat]
     return heard.text != right if heard.ending is Ending.FINISHED else not right.startswith(heard.text)

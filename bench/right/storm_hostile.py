@@ -1,8 +1,8 @@
-"""Attackers beside honest tenants, for `gateway_storm.py --hostile`; they alone: `storm_hostile.py URL SECONDS`.
+"""Attackers beside honest tenants, for `gateway_storm.py --hostile`; attackers alone: `storm_hostile.py URL SECONDS`.
 
-Some have no key and some have a key of one of two tenants: one holds what it can, the other asks. Each goes on until
-the time is up, and counts what it was answered by status (`cut`: the connection ended without an answer). They ask for
-what other tenants have, too: `leaks` counts answers that hold another tenant's request.
+Some attackers have no key and some have one of two tenants' keys. Some hold on to whatever they can, others keep
+asking. Each continues until the time is up, and counts its answers by status (`cut`: the connection ended without an
+answer). Some also ask for other tenants' data: `leaks` counts answers that hold another tenant's request.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from headway.statistics import quantile
 OPERATOR, MALLORY, TRUDY = "operators-key", "mallorys-key", "trudys-key"
 HONEST = ("alice", "bob", "carol")
 MARK = "honest"
-"""Every honest request's id begins so: no attacker may ever read one."""
+"""Prefix of every honest request's id: no attacker may ever read one."""
 
 FILES = 512
-"""Open files of the gateway: 224 connections."""
+"""Open files of the gateway, enough for 224 connections."""
 BODY_MIB, BUFFERED_MIB = 2, 32
 PER_TENANT = 40
 
@@ -45,7 +45,7 @@ def key_of(tenant: str) -> str:
 
 
 def keys_file() -> str:
-    """Lines for `--api-keys`."""
+    """The lines of the `--api-keys` file."""
     lines = [
         OPERATOR,
         f"{MALLORY} mallory",
@@ -56,34 +56,34 @@ def keys_file() -> str:
 
 
 def post(path: str, *headers: bytes, size: int | None = None, key: bytes = _KEY) -> bytes:
-    """The head of a POST; chunked without a size."""
+    """The head of a POST; chunked if no size is given."""
     framing = b"Transfer-Encoding: chunked\r\n" if size is None else b"Content-Length: %d\r\n" % size
     return b"POST %b HTTP/1.1\r\nHost: x\r\n%b%b%b\r\n" % (path.encode(), key, framing, b"".join(headers))
 
 
 def get(target: str, key: bytes = _KEY) -> bytes:
-    """A GET whose connection ends with the answer."""
+    """A GET whose connection closes after the answer."""
     return b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n%b\r\n" % (target.encode(), key)
 
 
 def whole(body: object, path: str = "/v1/completions") -> bytes:
-    """A whole request with a body, of bytes or to be made JSON."""
+    """A complete request; a body that is not bytes is sent as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return post(path, b"Connection: close\r\n", size=len(data)) + data
 
 
 def nested(levels: int) -> bytes:
-    """A body of so many lists in one another."""
+    """A body of lists nested this deep."""
     return b'{"model":"small","prompt":"x","z":' + b"[" * levels + b"]" * levels + b"}"
 
 
 def listed(item: bytes, size: int) -> bytes:
-    """A body with a list of prompts, of this size at most."""
+    """A body with a list of prompts, of at most this size."""
     return b'{"model":"small","prompt":[' + b",".join([item] * (size // (len(item) + 1) - 40)) + b"]}"
 
 
 def keyed(size: int) -> bytes:
-    """A body of fields, of this size at most."""
+    """A body with many fields, of at most this size."""
     return b'{"model":"small","prompt":"x",' + b",".join(b'"k%d":1' % n for n in range(size // 12)) + b"}"
 
 
@@ -127,12 +127,12 @@ BURSTS: dict[str, Callable[[], Iterable[bytes]]] = {
     ],
     "no HTTP": lambda: [os.urandom(4 * _KIB)],
 }
-"""What is sent at once, and again and again."""
+"""Requests that are sent all at once, again and again."""
 
 
 @dataclass
 class Attackers:
-    """All of them, against one gateway."""
+    """All attackers of one gateway."""
 
     address: tuple[str, int]
     until_s: float
@@ -197,7 +197,7 @@ class Attackers:
         return " ".join(sorted(statuses))
 
     async def _names(self) -> str:
-        """Ask as another tenant."""
+        """Send requests with another tenant's name."""
         data = json.dumps(_PROMPT).encode()
         head = post("/v1/completions", b"X-Tenant: alice\r\nConnection: close\r\n", size=len(data))
         return await self._burst([head + data])
@@ -206,7 +206,7 @@ class Attackers:
         return await self._burst([whole({**_PROMPT, "max_tokens": 100})])
 
     async def _slow_body(self) -> str:
-        """Nearly all of a body, and a byte now and then."""
+        """Send nearly all of a body at once, and then a byte now and then."""
         head = post("/v1/completions", size=_BODY, key=_HOLDERS_KEY)
         return await self._drip(head + b"{" * (_BODY - _KIB))
 
@@ -238,7 +238,7 @@ class Attackers:
         return await self._burst([one * 60])
 
     async def _idle(self) -> None:
-        """Always more connections than the gateway may have open, which say nothing."""
+        """Keep more idle connections than the gateway may have open."""
         counts = self.answers.setdefault("idle connections", Counter())
         kept: list[asyncio.StreamWriter] = []
         while time.monotonic() < self.until_s:
@@ -275,7 +275,7 @@ class Health:
     times_s: list[float] = field(default_factory=list)
 
     async def watch(self) -> None:
-        """Ask now and then. An answer that does not come counts as long as was waited for it."""
+        """Ask now and then. A missing answer counts with the time that was waited for it."""
         while True:
             began_s = time.monotonic()
             with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
@@ -297,7 +297,7 @@ class Health:
             writer.transport.abort()
 
     def percentile_ms(self, share: float) -> float:
-        """The time that this share of the answers took at most."""
+        """The time that this share of the answers stayed within."""
         return round(quantile(self.times_s, share) * 1000, 1)
 
 
@@ -308,8 +308,8 @@ def address_of(url: str) -> tuple[str, int]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Attack, as a process that takes its turn after others; print `{"answers": {...}, "leaks": 0}`."""
-    os.nice(10)  # attackers have machines of their own
+    """Attack from a process of low priority; print `{"answers": {...}, "leaks": 0}`."""
+    os.nice(10)  # attackers have machines of their own, so they must not take this one's cores
     attackers = Attackers(address_of(words[0]), time.monotonic() + float(words[1]))
     asyncio.run(attackers.run())
     print(json.dumps({"answers": attackers.answers, "leaks": attackers.leaks}))

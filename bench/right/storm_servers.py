@@ -1,12 +1,14 @@
-"""What a storm runs in place of vLLM and `headway serve`: `storm_servers.py gateway PORT POOLS ACCESS_LOG [KEYS]`.
+"""Programs that a storm runs in place of vLLM and `headway serve`: `storm_servers.py gateway PORT POOLS ACCESS_LOG
+[KEYS]`.
 
 With a file of keys the gateway has few files and little room, so that attackers reach its limits.
 
-The gateway is as `headway serve --pools` runs it, but for what is started in vLLM's place, and health checks at a pace
-that suits instances which start in a second. Each instance is `storm_servers.py --end-with-parent PID ... --port PORT`:
-it answers as vLLM does, the same to the same tokens, `$STORM_DELAY_S` before each. Requests with a target for their
-first token that may move are handed off now and then, as by a policy that sees them running late, and a few expire.
-SIGUSR1 has it answer garbage for a while: text that is no JSON, half an event, an end in the middle, HTTP errors.
+The gateway is the one of `headway serve --pools`, except that it launches small instances in vLLM's place, and checks
+health at a pace that suits instances which start in a second. Each instance is `storm_servers.py --end-with-parent PID
+... --port PORT`: it answers as vLLM does, always the same to the same prompt, with `$STORM_DELAY_S` before each token.
+Requests with a target for their first token that may move are handed off now and then, as by a policy that sees them
+running late, and a few expire. SIGUSR1 makes it answer garbage for a while: text that is no JSON, half an event, an end
+in the middle, HTTP errors.
 """
 
 from __future__ import annotations
@@ -32,23 +34,25 @@ from tests.gateway.upstream import Turn, upstream
 GARBAGE_S = 3.0
 HANDED_OFF_SHARE = 0.2
 EXPIRED_SHARE = 0.02
-"""Of the requests with a target for their first token."""
+"""Share of expired requests, among those with a target for their first token."""
 DELAY = "STORM_DELAY_S"
 
 
 class Moods:
-    """What it answers: garbage until some time has passed, else in full, if the policy does not let go of it."""
+    """How an instance answers: with garbage until some time has passed, else in full, unless the policy gives the
+    request up.
+    """
 
     def __init__(self) -> None:
         self._garbage_until_s = 0.0
         self._rng = random.Random(os.getpid())
 
     def begin_garbage(self) -> None:
-        """From now on, for a while."""
+        """Answer garbage from now on for a while."""
         self._garbage_until_s = time.monotonic() + GARBAGE_S
 
     async def act(self, turn: Turn) -> None:
-        """One answer."""
+        """Give one answer."""
         late = "headway_ttft_ms" in turn.xargs and self._rng.random()
         if time.monotonic() < self._garbage_until_s:
             kinds = [self._page, self._half_an_event, self._cut, self._half_an_object, self._error]
@@ -69,7 +73,7 @@ class Moods:
         await turn.raw(b'data: {"id": "x", "choi')
 
     async def _cut(self, turn: Turn) -> None:
-        await turn.begin()  # a stream, even where none was asked for
+        await turn.begin()  # a stream, also for a request that asked for none
         await turn.token()
         turn.die()
 
@@ -84,7 +88,7 @@ class Moods:
 
 
 async def serve(port: int, delay_s: float) -> None:
-    """Until killed."""
+    """Serve until killed."""
     moods = Moods()
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, moods.begin_garbage)
     async with upstream(port=port, delay_s=delay_s, act=moods.act):
@@ -92,8 +96,8 @@ async def serve(port: int, delay_s: float) -> None:
 
 
 def gateway(port: int, pools: str, access_log: Path, keys: Path | None) -> int:
-    """Its exit code."""
-    # Instances, which need none of these, start the sooner.
+    """Run the gateway; return its exit code."""
+    # Instances start sooner without these modules, which they do not need.
     from headway.cli.serve_gateway import run_gateway
     from headway.cli.serve_layout import read_layout
     from headway.cli.serve_site import Site

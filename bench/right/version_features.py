@@ -63,21 +63,21 @@ IMAGE_TOKENS = 40
 POLICY, STOCK_ORDER, REFUSED, FAILED = "policy", "stock order", "refused", "failed"
 
 Evidence = Callable[["PolicyScheduler"], int]
-"""How often a scheduler met what a feature is about."""
+"""Counts how often a scheduler met what a feature is about."""
 
 
 def met_nothing_special(scheduler: PolicyScheduler) -> int:
-    """Steps."""
+    """The number of steps."""
     return int(scheduler.counters.steps)
 
 
 def met(reason: str) -> Evidence:
-    """Differences of one kind."""
+    """Differences with one reason."""
     return lambda scheduler: int(scheduler.counters.differences[Reason(reason)])
 
 
 def met_held_prompts(scheduler: PolicyScheduler) -> int:
-    """Prompts that waited for the interval; steps where vLLM has none for an engine of its own."""
+    """Prompts that waited for the interval; steps where this vLLM has no interval for a single engine."""
     if not hasattr(scheduler, "local_prefill_interval"):
         return met_nothing_special(scheduler)
     return met("engine_paused")(scheduler)
@@ -85,7 +85,7 @@ def met_held_prompts(scheduler: PolicyScheduler) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Feature:
-    """One way to run the scheduler: vLLM's options, what requests bring, and the evidence that it was met.
+    """One way to run the scheduler: vLLM's options, what requests carry, and the evidence that the feature was met.
 
     Without `asynchronous` both ways of scheduling are run.
     """
@@ -130,16 +130,16 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "`--runner pooling`": {"runner": "pooling"},
     "`--no-enable-chunked-prefill`": {"enable_chunked_prefill": False, "max_num_batched_tokens": 4096},
 }
-"""Options with which the scheduler is started, or refused by name; it serves nothing with them here."""
+"""Options with which the scheduler either starts or is refused by name; it serves nothing with them here."""
 
 
 @dataclass(slots=True)
 class FeatureCell:
-    """What the runs of one feature, or of one preset with it, came to.
+    """Result of the runs of one feature, or of one preset with it.
 
-    `unended` requests were lost or are left over, `leaked` are KV blocks that did not come free. `taken_over` are runs
-    at whose end stock's order served in the policy's place, `unlike_stock` steps in which preset `vllm` decided
-    otherwise than stock.
+    `unended` requests were lost or are left over, `leaked` are KV blocks that were not freed. `taken_over` are runs
+    that ended in stock's order in the policy's place, `unlike_stock` steps in which preset `vllm` decided otherwise
+    than stock.
     """
 
     runs: int = 0
@@ -156,23 +156,23 @@ class FeatureCell:
 
     @property
     def wrong(self) -> int:
-        """How much of it must not be."""
+        """The number of faults."""
         faults = self.unexplained + self.watchdog_faults + self.policy_faults + self.unended + self.leaked
         return faults + self.taken_over + self.unlike_stock + len(self.errors)
 
     @property
     def served(self) -> str:
-        """In whose order requests were served."""
+        """The order in which requests were served, in words."""
         if self.errors:
             return FAILED
         return STOCK_ORDER if self.taken_over else POLICY
 
 
 class ScriptedDrafts(ModelFreeEngine):
-    """Drafts after every token of an answer, of which the first is right; none where the scheduler wants none."""
+    """Drafts after every token of an answer, the first of which is right; none where the scheduler wants none."""
 
     def compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """Tokens, and the draft that was right."""
+        """Compute tokens, and the draft that was right."""
         computed = super().compute(output)
         for request_id, tokens in zip(computed.req_ids, computed.sampled_token_ids, strict=True):
             if tokens and output.scheduled_spec_decode_tokens.get(request_id):
@@ -180,7 +180,7 @@ class ScriptedDrafts(ModelFreeEngine):
         return computed
 
     def process_oldest(self) -> None:
-        """Then draft for those that are still there."""
+        """Process the step, then draft for the requests still there."""
         output, _ = self._in_flight[0]
         super().process_oldest()
         if self.scheduler.num_spec_tokens:
@@ -203,7 +203,7 @@ def request_of(scripted: ScriptedRequest, feature: Feature, index: int) -> Reque
 def replay(
     build: Callable[..., Any], feature: Feature, script: Sequence[ScriptedRequest], *, asynchronous: bool
 ) -> tuple[Any, list[StepLog]]:
-    """A fresh scheduler of this kind, and the log of every step that it took to serve the script."""
+    """Serve the script with a fresh scheduler of this kind; return it with the log of every step."""
     config = engine_config(
         str(ensure_demo_random()),
         host_kv=HostKv(blocks=feature.host_blocks) if feature.host_blocks else None,
@@ -234,7 +234,7 @@ def _steps(engine: ModelFreeEngine, feature: Feature, script: Sequence[ScriptedR
 def run(
     preset: str, feature: Feature, script: Sequence[ScriptedRequest], cell: FeatureCell, *, asynchronous: bool
 ) -> None:
-    """Serve the script under a preset, and add what came of it."""
+    """Serve the script under a preset, and add the result to the cell."""
     width = None if preset == "vllm" else NARROW
     builder = headway_builder(policy=preset, batch_width=width)
     cell.runs += 1
@@ -275,7 +275,7 @@ def feature_row(name: str, presets: Sequence[str], script: Sequence[ScriptedRequ
 
 
 def option_row(options: Mapping[str, Any]) -> str:
-    """Whether Headway starts with these options of vLLM, and in whose order it then serves."""
+    """Whether Headway starts with these options of vLLM, and the order in which it then serves."""
     config = engine_config(str(ensure_demo_random()), **options)
     config.additional_config = {"headway": {"policy": "headway"}}
     try:
@@ -290,7 +290,7 @@ def option_row(options: Mapping[str, Any]) -> str:
 
 
 def names() -> dict[str, list[str]]:
-    """Which of the names in use are gone or changed in this vLLM."""
+    """The vLLM names in use that are gone or changed in this version."""
     features = {patch.feature for patch in vllm_seams.PATCHES}
     gone = [name for feature in features for name in vllm_seams.missing(feature)]
     changed = [name for feature in features for name in vllm_seams.changed(feature)]

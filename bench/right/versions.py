@@ -39,9 +39,9 @@ PACKAGED = ROOT / "src/headway/engine/vllm/compatibility.json"
 COMMAND = "python bench/right/versions.py --readme"
 BEGIN, END = "<!-- versions.py --readme -->", "<!-- end -->"
 PRESETS = "vllm,vllm-v0,fastserve,headway"
-"""Those that conformance runs here: with stock's steps, with pauses, with swaps, and with all."""
+"""Presets for conformance here: with stock's steps, with pauses, with swaps, and with all."""
 TESTS = ("tests/engine", "--ignore=tests/engine/servers")
-"""Left out: vLLM's commands, which need more packages, and what is done here at length (tests/bench/right)."""
+"""Left out: vLLM's commands, which need more packages, and what is tested here at length (tests/bench/right)."""
 FAULTS = "unexplained", "watchdog_faults", "policy_faults", "unended", "leaked", "unlike_stock"
 
 
@@ -54,7 +54,7 @@ class Installed:
 
 
 def installed() -> Installed:
-    """Found without importing it: that takes seconds."""
+    """The CPU build, found without importing it, which would take seconds."""
     spec = find_spec("vllm")
     if spec is None or spec.origin is None:
         raise SystemExit("no vLLM is installed here; accepted: an environment that `make setup` made")
@@ -65,7 +65,7 @@ def installed() -> Installed:
 
 
 def laid_out(version: str, cpu_build: Installed) -> Path:
-    """A folder from which `import vllm` is this version; its Python files are downloaded once, about 60 MB of them."""
+    """A folder from which `import vllm` is this version; its Python files (about 60 MB) are downloaded once."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway" / "vllm"
     folder = home / version
     if not folder.is_dir():
@@ -80,7 +80,7 @@ def laid_out(version: str, cpu_build: Installed) -> Path:
 
 
 def downloaded(version: str, folder: Path) -> Path:
-    """The wheel of a version, by pip."""
+    """Download the wheel of a version with pip."""
     say(f"vLLM {version}: downloading its wheel, once")
     options = ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), f"vllm=={version}"]
     done = subprocess.run([sys.executable, "-m", "pip", "download", *options], stdout=2, check=False)
@@ -91,9 +91,10 @@ def downloaded(version: str, folder: Path) -> Path:
 
 
 def lay_over(folder: Path, version: str, cpu_build: Installed) -> None:
-    """Link the compiled parts of the CPU build to Python files of another version, and write a CPU build's metadata.
+    """Link the compiled parts of the CPU build to the Python files of another version, and write a CPU build's
+    metadata.
 
-    By its number vLLM tells that it was built for a CPU.
+    vLLM tells by the version in the metadata that it was built for a CPU.
     """
     for part in cpu_build.folder.rglob("*.so"):
         link = folder / "vllm" / part.relative_to(cpu_build.folder)
@@ -106,7 +107,7 @@ def lay_over(folder: Path, version: str, cpu_build: Installed) -> None:
 
 
 def measured(version: str, presets: str) -> dict[str, Any]:
-    """All parts for one version, one after another."""
+    """Run all parts for one version, one after another."""
     started_s = time.monotonic()
     environment = environment_of(version)
     only = ["--presets", presets] if presets else []
@@ -126,7 +127,7 @@ def measured(version: str, presets: str) -> dict[str, Any]:
 
 
 def environment_of(version: str) -> dict[str, str]:
-    """One in which a process imports this version, and computes on one core."""
+    """An environment in which a process imports this version, and computes on one core."""
     cpu_build = installed()
     path = [] if version == cpu_build.version else [str(laid_out(version, cpu_build))]
     path += filter(None, [os.environ.get("PYTHONPATH")])
@@ -135,7 +136,7 @@ def environment_of(version: str) -> dict[str, str]:
 
 
 def answer(version: str, command: list[str], environment: dict[str, str]) -> dict[str, Any]:
-    """The JSON object that a bench prints."""
+    """The JSON object printed by a bench."""
     say(f"vLLM {version}: {command[0]} ...")
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, check=False
@@ -173,7 +174,7 @@ def tested(version: str, environment: dict[str, str]) -> dict[str, Any]:
 
 
 def faults(found: dict[str, Any]) -> list[str]:
-    """In words, all that is wrong with a version."""
+    """Everything that is wrong with a version, in words."""
     if "error" in found:
         return [found["error"]]
     wrong = [f"{name} is gone" for name in found["names"]["gone"]]
@@ -190,7 +191,7 @@ def faults(found: dict[str, Any]) -> list[str]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """One version, feature by feature."""
+    """The table of one version, feature by feature."""
     if "error" in found:
         return f"vLLM {found['version']}: {found['error']}"
     lines = [f"vLLM {found['version']}, {found['seconds']} s"]
@@ -210,7 +211,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def served(results: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """Version -> feature or option -> how it is served: what `headway doctor` says and README.md shows."""
+    """Version -> feature or option -> how it is served, for `headway doctor` and README.md."""
     return {
         found["version"]: {name: row["served"] for name, row in found["features"].items()} | found["options"]
         for found in results
@@ -218,7 +219,7 @@ def served(results: list[dict[str, Any]]) -> dict[str, dict[str, str]]:
 
 
 def readme_table(table: dict[str, dict[str, str]]) -> str:
-    """What README.md shows: versions across, and a row for all features that come to the same in each version."""
+    """The table for README.md: versions across, with one row for all features that are served alike in each version."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name in next(iter(table.values())):
         alike.setdefault(tuple(features[name] for features in table.values()), []).append(name)
@@ -228,7 +229,7 @@ def readme_table(table: dict[str, dict[str, str]]) -> str:
 
 
 def write_readme(results: list[dict[str, Any]]) -> None:
-    """Put the table between its markers, and where an installed Headway finds it."""
+    """Put the table between README.md's markers, and into the package's data."""
     text = README.read_text()
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
@@ -242,7 +243,7 @@ def write_readme(results: list[dict[str, Any]]) -> None:
 
 
 def say(line: str) -> None:
-    """To stderr: stdout is for the result."""
+    """Write a line to stderr, as stdout is for the result."""
     print(line, file=sys.stderr, flush=True)
 
 

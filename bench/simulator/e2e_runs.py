@@ -72,7 +72,7 @@ COMPUTE_BOUND_TOKENS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """One request as it was served, real or simulated. Seconds; `tokens` is its output."""
+    """One request as it was served, real or simulated. Times in seconds; `tokens` is its output."""
 
     tokens: int
     ttft_s: float
@@ -81,7 +81,7 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What is compared of a run, seconds. Time per output token is that after the first one."""
+    """The compared figures of a run, in seconds. Time per output token excludes the first."""
 
     ttft_mean_s: float
     ttft_p50_s: float
@@ -166,11 +166,11 @@ def serve(requests: Sequence[TraceRequest], system: System) -> tuple[Figures, En
 
 
 def system_of(run: PublishedRun, link_ratio: float | None = None) -> System:
-    """The engine that served a run, as far as its settings say; the cache size vLLM would choose where they do not.
+    """The engine that served a run, as far as its settings say; else with the cache size that vLLM would choose.
 
-    Engines that share their experts take every step together, so they are taken for one engine of all their GPUs,
-    seats and tokens a step, whose layers are split like a dense model's: the same work on each GPU, twice the
-    bytes between them. `link_ratio` replaces the catalogue's.
+    Engines that share their experts take every step together, so they are modelled as one engine with all their GPUs,
+    seats and tokens a step, whose layers are split like a dense model's: the same work on each GPU, twice the bytes
+    between them. `link_ratio` replaces the catalogue's.
     """
     settings, together = run.settings, EXPERT_PARALLEL.get(run.name, 1)
     device = hardware(device_of(settings["gpu"]))
@@ -183,7 +183,7 @@ def system_of(run: PublishedRun, link_ratio: float | None = None) -> System:
     )
     kv_tokens = int(settings["kv_cache_tokens"] or calibration.kv_capacity_tokens)
     limits = EngineLimits(
-        num_blocks=kv_tokens // BLOCK_TOKENS - 1,  # vLLM's count has its null block
+        num_blocks=kv_tokens // BLOCK_TOKENS - 1,  # vLLM's count includes its null block
         block_size=BLOCK_TOKENS,
         max_num_seqs=together * int(settings["max_num_seqs"]),
         max_num_batched_tokens=together * int(settings["max_num_batched_tokens"]),
@@ -194,7 +194,7 @@ def system_of(run: PublishedRun, link_ratio: float | None = None) -> System:
 
 
 def variants_of(run: PublishedRun, prefill_factor: float) -> dict[str, System]:
-    """The same engine with one thing else, by what it is."""
+    """The same engine with one thing changed, by a description of the change."""
     system, device = system_of(run), device_of(run.settings["gpu"])
     if device == "h100":
         step = SlowerPrompts(system.calibration.step, prefill_factor)
@@ -207,7 +207,7 @@ def variants_of(run: PublishedRun, prefill_factor: float) -> dict[str, System]:
 
 @dataclass(frozen=True, slots=True)
 class SlowerPrompts:
-    """A step law whose steps with prompts, bound by arithmetic, take `factor` times as long."""
+    """A step law in which steps with prompts that are bound by arithmetic take `factor` times as long."""
 
     law: StepSeconds
     factor: float
@@ -219,13 +219,13 @@ class SlowerPrompts:
 
 
 def lone_prefill_factor(tables: Tables) -> float:
-    """Measured over predicted seconds of the train run's prompts that were served alone, the median."""
+    """The median of measured over predicted seconds, over the train run's prompts that were served alone."""
     judged = lone_steps(catalogue(), tables, least_prompt=COMPUTE_BOUND_TOKENS)
     return median(step.measured_s / step.predicted_s for step in judged if step.kind == "lone prefill")
 
 
 def device_of(gpu: str) -> str:
-    """The catalogue's name of a GPU as the table calls it."""
+    """The catalogue's name of a GPU by its name in the table."""
     return next(name for title, name in DEVICES.items() if gpu.startswith(title))
 
 
@@ -236,7 +236,7 @@ def is_asynchronous(version: str) -> bool:
 
 
 def trace_requests(run: PublishedRun) -> list[TraceRequest]:
-    """The requests of a run. All share their first tokens as far as the settings say so, and nothing else."""
+    """The requests of a run. They share their first tokens as far as the settings say so, and nothing else."""
     shared = tuple(range(int(run.settings["shared_prefix_tokens"]) // MOONCAKE_BLOCK_TOKENS))
     return [
         TraceRequest(
@@ -244,7 +244,7 @@ def trace_requests(run: PublishedRun) -> list[TraceRequest]:
             arrival_s=float(row["arrival_s"]),
             input_tokens=int(row["input_tokens"]),
             output_tokens=int(row["output_tokens"]),
-            max_output_tokens=int(row["output_tokens"]),  # the clients asked for just as many
+            max_output_tokens=int(row["output_tokens"]),  # the clients asked for exactly this many
             prefix_blocks=shared,
         )
         for row in run.requests
@@ -252,7 +252,7 @@ def trace_requests(run: PublishedRun) -> list[TraceRequest]:
 
 
 def real_timelines(run: PublishedRun) -> Iterable[Timeline]:
-    """What the server recorded of each request."""
+    """The server's record of each request."""
     for row in run.requests:
         yield Timeline(
             tokens=int(row["output_tokens"]), ttft_s=float(row["ttft_s"]), e2e_s=float(row["e2e_s"])
@@ -260,7 +260,7 @@ def real_timelines(run: PublishedRun) -> Iterable[Timeline]:
 
 
 def simulated_timeline(record: Record) -> Timeline:
-    """The same of a simulated request."""
+    """The timeline of a simulated request."""
     assert record.first_token_s is not None
     assert record.finished_s is not None
     return Timeline(
@@ -271,12 +271,12 @@ def simulated_timeline(record: Record) -> Timeline:
 
 
 def frontend_s(row: Mapping[str, str]) -> float:
-    """Seconds before a request's first token in which it was neither queued nor computed: the API server's."""
+    """Seconds of the API server: before a request's first token, neither queued nor computed."""
     return float(row["ttft_s"]) - float(row["queue_s"]) - float(row["prefill_s"])
 
 
 def figures(timelines: Iterable[Timeline]) -> Figures:
-    """The figures of a run of one request or more, one of them with two tokens or more."""
+    """The figures of a run; at least one request must have two tokens or more."""
     found = list(timelines)
     ttft = sorted(each.ttft_s for each in found)
     e2e = sorted(each.e2e_s for each in found)
@@ -292,7 +292,7 @@ def figures(timelines: Iterable[Timeline]) -> Figures:
 
 
 def relative_errors(real: Figures, simulated: Figures) -> dict[str, float]:
-    """Simulated over real minus 1, each figure."""
+    """Each figure's simulated value over the real one, minus 1."""
     told = asdict(simulated)
     return {name.removesuffix("_s"): round(told[name] / value - 1, 4) for name, value in asdict(real).items()}
 

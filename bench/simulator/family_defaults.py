@@ -1,8 +1,8 @@
-"""Write what model families take for keys that a config.json leaves out, from `transformers`' own classes.
+"""Write the defaults of model families for keys that a config.json leaves out, from `transformers`' own classes.
 
     python bench/simulator/family_defaults.py            # writes the table that the package carries
 
-The simulator reads the table and needs no `transformers`. `tests/predict/test_family_defaults.py` makes it again.
+The simulator reads the table and needs no `transformers`. `tests/predict/test_family_defaults.py` generates it again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 def table() -> dict[str, Any]:
     """The version of `transformers`; by model type, defaults that are numbers or switches; text parts by whole model.
 
-    A default that a class works out from other keys is none: `families` has the rule.
+    Defaults that a class computes from other keys are left out: `families` has the rule.
     """
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -51,7 +51,7 @@ def _defaults(kind: Any) -> dict[str, int | bool]:
 
 
 def _text_parts(mapping: Any) -> dict[str, str]:
-    """The model type of the language model in each model with several parts, if a family that is known."""
+    """The model type of the language model in each multi-part model, where the family is known."""
     parts = {}
     for name in mapping:
         sub_configs = getattr(mapping[name], "sub_configs", {})

@@ -65,12 +65,12 @@ from headway.whole_file import write_whole
 DEFAULT_RUN_S = 30.0
 DEFAULT_PROFILE_S = 90.0
 SIMULATED_SEEDS = 3
-"""Simulated runs of a stream; their mean counts, as the clock draws noise."""
+"""Simulated runs of a stream, whose mean counts, as the clock draws noise."""
 DEFAULT_RUNS = 4
 
 
 def compare(folder: Folder) -> dict[str, Any]:
-    """Simulate every cell whose real runs have ended and put it beside them; takes seconds.
+    """Simulate every cell whose real runs have ended and compare; takes seconds.
 
     Raises ConfigError if there is none, or too little was profiled.
     """
@@ -121,7 +121,7 @@ def _compared(
 
 
 def main() -> None:
-    """Print one JSON object; exit status 1 if an error is larger than its aim, 2 for what is not accepted."""
+    """Print one JSON object; exit status 1 if an error is larger than its aim, 2 for an option that is not accepted."""
     arguments = options().parse_args()
     folder = Folder(arguments.out)
     try:
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    """The command's."""
+    """The command's options."""
     parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for all that is written")
     parser.add_argument(
@@ -160,7 +160,9 @@ def options() -> argparse.ArgumentParser:
 
 
 def setup_of(arguments: argparse.Namespace) -> FidelitySetup:
-    """What is to be compared. Raises ConfigError for what is not accepted, before an engine starts."""
+    """The comparison that the options describe. Raises ConfigError, before an engine starts, for an option that is
+    not accepted.
+    """
     for name in ("runs", "seconds", "profile_seconds"):
         value = getattr(arguments, name)
         if not value > 0:

@@ -49,16 +49,16 @@ VLLM_FLAGS = (
 INPUTS = LogNormal.fitted(256.0, 0.9, 1024)
 OUTPUTS = LogNormal.fitted(48.0, 0.8, 192)
 MAX_OUTPUT_TOKENS = 192
-"""What every request declares, and policies see."""
+"""The limit that every request declares, which policies see."""
 PREDICTOR = "noisy-oracle:tau=0.8"
 OTHER_STREAM = 1000
-"""From the seed of a stream to that of the next."""
+"""Distance between the seeds of two streams."""
 
 
 class FidelitySetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What is compared: policies, loads, and the engine's memory. None for KV blocks: as many as vLLM takes.
+    """The compared setting: policies, loads, and the engine's memory. None for KV blocks: as many as vLLM takes.
 
-    `narrow` is the batch width of those that pause; the others run as many as there are slots. `slo` are the
+    `narrow` is the batch width of presets that pause; the others run as many requests as there are slots. `slo` are the
     targets of every request.
     """
 
@@ -71,7 +71,7 @@ class FidelitySetup(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo = NO_TARGETS
 
     def batch_width(self, policy: str) -> int | None:
-        """How many a step runs under a policy; None: all slots."""
+        """Most requests in a step under a policy; None: all slots."""
         return self.narrow if pauses(find_preset(policy)) else None
 
     def cells(self) -> list[tuple[str, float]]:
@@ -79,7 +79,7 @@ class FidelitySetup(msgspec.Struct, frozen=True, kw_only=True):
         return [(policy, load) for policy in self.policies for load in self.loads]
 
     def vllm_flags(self) -> tuple[str, ...]:
-        """The engine's flags; vLLM's own count has its null block too."""
+        """The engine's flags; vLLM's own count includes its null block."""
         flags = (*VLLM_FLAGS, "--max-model-len", str(self.max_model_len))
         if self.num_blocks is None:
             return flags
@@ -99,27 +99,27 @@ SWAPS = FidelitySetup(
     host_kv=HostKv(blocks=96, bytes_per_s=200e6),
     narrow=3,
 )
-"""Room for four or five requests; at 200 MB/s some requests are swapped more cheaply and some computed again."""
+"""Room for four or five requests; at 200 MB/s swapping is cheaper for some requests and recomputing for others."""
 TARGETED = FidelitySetup(
     policies=("ascendra-lp", "ascendra-hp"), loads=(0.9, 1.3), slo=Slo(ttft_s=2.0, tbt_s=0.25)
 )
-"""At 1.3 a queue of more than the target builds up within ten seconds."""
+"""At a load of 1.3 the queue exceeds the target within ten seconds."""
 
 
 def stream(rate_rps: float, seconds: float, seed: int, slo: Slo = NO_TARGETS) -> list[TraceRequest]:
-    """Poisson arrivals for about so many seconds, with the lengths above and these targets."""
+    """Poisson arrivals for about `seconds`, with the lengths above and these targets."""
     requests = generate(Poisson(rate_rps), INPUTS, OUTPUTS, max(8, round(rate_rps * seconds)), seed)
     return [replace(request, max_output_tokens=MAX_OUTPUT_TOKENS, slo=slo) for request in requests]
 
 
 def predictions(policy: str, trace: Sequence[TraceRequest]) -> LengthSource | None:
-    """What predicts answer lengths, for a policy that uses them: the same for every run of a stream."""
+    """The predictor of answer lengths for a policy that uses them, the same for every run of a stream; else None."""
     return length_source(PREDICTOR, trace) if build_policy(find_preset(policy)).uses_predictions else None
 
 
 @dataclass(frozen=True, slots=True)
 class FidelityStream:
-    """One stream of a cell, served for real."""
+    """One stream of a cell, served by the real engine."""
 
     policy: str
     load: float
@@ -127,17 +127,17 @@ class FidelityStream:
 
     @property
     def name(self) -> str:
-        """What its files are called by."""
+        """Stem of its files' names."""
         return f"{self.policy}-{self.load:g}-real-{self.number}"
 
     @property
     def simulated_name(self) -> str:
-        """What the file of the same stream, simulated, is called by."""
+        """Stem of the file name of the simulated stream."""
         return f"{self.policy}-{self.load:g}-simulated-{self.number}"
 
 
 class RealSide(msgspec.Struct, frozen=True, kw_only=True):
-    """What the simulated side needs to know of the real one."""
+    """What the simulated side needs to know about the real one."""
 
     setup: FidelitySetup
     sizes: ReportedSizes
@@ -154,14 +154,14 @@ class RealSide(msgspec.Struct, frozen=True, kw_only=True):
 # ---- figures of a cell: real runs beside simulated ones ----------------------------------------------
 
 METRICS = {"mean_jct_s": 0.03, "mean_ttft_s": 0.08, "p99_jct_s": 0.08}
-"""Summary key -> the error that is aimed at, with the machine at the speed it had."""
+"""Summary key -> the aimed error, with the machine at its own speed."""
 
 Values = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class FidelityRun:
-    """One run of a stream, real or simulated: its metrics, and what it took."""
+    """One run of a stream, real or simulated: its metrics, counts and duration."""
 
     values: Values
     counts: Values
@@ -169,7 +169,7 @@ class FidelityRun:
 
 
 def run_of(records: Sequence[Record], steps: int) -> FidelityRun:
-    """The run that left these records, with so many steps that had work."""
+    """The run with these records, and with this many steps that had work."""
     summary = summarize(records).to_dict()
     return FidelityRun(
         values={key: float(summary[key] or 0.0) for key in METRICS},
@@ -185,16 +185,16 @@ def run_of(records: Sequence[Record], steps: int) -> FidelityRun:
 
 
 def mean_run(runs: Sequence[FidelityRun]) -> FidelityRun:
-    """One stream simulated several times, as one run; its records are the first one's."""
+    """The mean of several simulations of one stream, as one run; its records are the first one's."""
     values, counts = means([run.values for run in runs]), means([run.counts for run in runs])
     return FidelityRun(values, counts, runs[0].records)
 
 
 @dataclass(frozen=True, slots=True)
 class FidelityCell:
-    """One policy at one load: real runs, a stream each, and the same streams simulated.
+    """One policy at one load: real runs, one for each stream, and the same streams simulated.
 
-    `simulated` goes by the profile's costs, `own` by those at the speed that the machine had in each real run.
+    `simulated` uses the profile's costs, `own` the costs at the machine's speed in each real run.
     """
 
     real: Sequence[FidelityRun]
@@ -202,7 +202,7 @@ class FidelityCell:
     own: Sequence[FidelityRun]
 
     def to_dict(self) -> dict[str, Any]:
-        """Means over the streams, and errors of these, as fractions."""
+        """Means over the streams, and their errors as fractions."""
         return {
             "real": means([run.values for run in self.real]),
             "simulated": means([run.values for run in self.simulated]),
@@ -220,9 +220,10 @@ class FidelityCell:
         return {key: found[key] / real[key] - 1 for key in METRICS}
 
     def _half_width(self, key: str) -> float | None:
-        """Of the 95 % interval around the error at own speed, streams being drawn at random; None of one stream.
+        """Half the width of the 95 % interval around the error at own speed, with streams taken as random; None for one
+        stream.
 
-        That of a ratio of means, its deviations taken as normal: Student's t.
+        The interval is that of a ratio of means, with normal deviations: Student's t.
         """
         count = len(self.real)
         if count < 2:
@@ -254,8 +255,8 @@ Row = dict[str, Any]
 def steps_report(rows: Sequence[Row], calibration: Calibration) -> dict[str, dict[str, float]]:
     """By kind of step: how many, seconds measured, measured over predicted (`in_all`, and its quantiles).
 
-    `gaps` is what the loop spent between steps with work at hand, which no step's time holds. `noise` is the
-    mean of what the simulator's clock draws: it should be what `in_all` is over all steps.
+    `gaps` is the loop's time between steps with work at hand, which no step's time includes. `noise` is the mean of the
+    simulator clock's draws: it should equal `in_all` over all steps.
     """
     pairs: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for row in rows:
@@ -275,9 +276,9 @@ def steps_report(rows: Sequence[Row], calibration: Calibration) -> dict[str, dic
 
 
 def at_speed_of(calibration: Calibration, rows: Sequence[Row]) -> Calibration:
-    """The same costs, all faster or slower by one factor: that by which these steps took as long in all as they did.
+    """The same costs, all scaled by the one factor that makes these steps' total time right.
 
-    What else a step's time goes by stays as it was profiled, and so does the noise.
+    The shape of the law stays as it was profiled, and so does the noise.
     """
     shapes = [BatchShape(**row["shape"]) for row in rows]
     device_s = mean_noise(calibration) * fsum(map(calibration.step.step_s, shapes))
@@ -292,7 +293,7 @@ def at_speed_of(calibration: Calibration, rows: Sequence[Row]) -> Calibration:
 
 
 def mean_noise(calibration: Calibration) -> float:
-    """The mean of what the simulator's clock draws."""
+    """The mean of the simulator clock's draws."""
     residuals = calibration.residuals
     return mean(map(mean, pairwise(residuals))) if len(residuals) > 1 else residuals[0]
 
@@ -315,23 +316,23 @@ def _ratios(pairs: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """All that is written: `real.json` first, then profile and runs, each as it ends."""
+    """All files of a bench: `real.json` first, then profile and runs, each as it ends."""
 
     path: Path
 
     @property
     def cost_file(self) -> Path:
-        """The costs that the profile came to."""
+        """The file of the profiled costs."""
         return self.path / "cost.json"
 
     # ---- the real side ---------------------------------------------------------------------------------
 
     def side(self) -> RealSide | None:
-        """As it was kept; None in an empty folder."""
+        """The stored side; None in an empty folder."""
         return read_json(self.path / "real.json", RealSide)
 
     def begun(self, setup: FidelitySetup, runs: int, run_s: float) -> RealSide | None:
-        """The side of a command that is to go on, its policies beside those before; None for one that begins.
+        """The side of a command that is continued, with its policies beside the stored ones; None for one that begins.
 
         Raises ConfigError if the folder is of another kind of runs.
         """
@@ -350,17 +351,17 @@ class Folder:
         )
 
     def keep_side(self, side: RealSide) -> None:
-        """Before the first run."""
+        """Store the side, before the first run."""
         write_json(self.path / "real.json", side)
 
     # ---- the profile -----------------------------------------------------------------------------------
 
     def measurements(self) -> Measurements | None:
-        """What the profile has measured so far."""
+        """The measurements of the profile so far."""
         return read_json(self.path / "profile.json", Measurements)
 
     def keep_measurements(self, measured: Measurements) -> None:
-        """As far as it has come."""
+        """Store the profile's measurements so far."""
         write_json(self.path / "profile.json", measured)
 
     # ---- runs ------------------------------------------------------------------------------------------
@@ -376,12 +377,12 @@ class Folder:
         return self._records_file(run.name).is_file()
 
     def keep_real(self, run: FidelityStream, records: Sequence[Record], steps: Sequence[ServedStep]) -> None:
-        """A real run has ended; its records, which say so, come last."""
+        """Store a real run that has ended; its records, which mark it as ended, come last."""
         write_whole(self._steps_file(run), json.dumps([_row(step) for step in steps]).encode())
         self.keep(run.name, records)
 
     def keep(self, name: str, records: Sequence[Record]) -> None:
-        """The records of a run, real or simulated."""
+        """Store the records of a run, real or simulated."""
         write_records(self._records_file(name), records)
 
     def steps(self, run: FidelityStream) -> list[Row]:
@@ -390,7 +391,7 @@ class Folder:
         return found
 
     def real(self, run: FidelityStream) -> FidelityRun:
-        """A real run."""
+        """Read a real run."""
         return run_of(read_records(self._records_file(run.name)), len(self.steps(run)))
 
 
@@ -445,7 +446,7 @@ def _serve(folder: Folder, engine: SteppedEngine, side: RealSide, run: FidelityS
 
 
 def _capacity_rps(engine: SteppedEngine) -> float:
-    """Requests a second of a burst, all at once: the most this engine serves."""
+    """Requests a second of a burst, all at once: this engine's throughput."""
     burst = at_once(stream(1.0, BURST_REQUESTS, seed=99))
     run = run_real(engine, burst, EngineSettings(policy="vllm"))
     return len(run.records) / max(record.finished_s or 0.0 for record in run.records)
@@ -460,7 +461,7 @@ def _started(setup: FidelitySetup) -> SteppedEngine:
 
 
 def with_link(calibration: Calibration, host_kv: HostKv | None) -> Calibration:
-    """The calibration with copies as slow as the engine's were held to."""
+    """The calibration with copies limited to the engine's bandwidth."""
     if host_kv is None or host_kv.bytes_per_s is None:
         return calibration
     link = TransferModel(start_s=0.0, bytes_per_s=host_kv.bytes_per_s)

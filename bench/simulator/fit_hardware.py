@@ -47,19 +47,21 @@ from headway.statistics import median
 SMALL_START_S = 2.4e-6
 """Launch of a small kernel: norm, rotation and activation of one token on either RTX, 1.9 to 2.7 us."""
 SMALL_EFFICIENCY = {"rtx": 1.4, "datacentre": 0.85}
-"""Their bytes over peak bandwidth: LLMServingSim's 2048 tokens (more than 1: the cache helps), and the
-geometric mean of that with Vidur's unfused kernels on the A100 and H100 (0.5)."""
+"""Efficiency of small kernels (bytes over peak bandwidth): LLMServingSim's 2048 tokens (more than 1: the cache
+helps), and the geometric mean of that with Vidur's unfused kernels on the A100 and H100 (0.5).
+"""
 EXPERT_MEMORY_EFFICIENCY, EXPERT_COMPUTE_EFFICIENCY = 0.82, 0.57
 """Qwen3-30B-A3B's block on the RTX PRO 6000: 128 experts read in 818 us; 2048 tokens on 8 experts in 578 us."""
 SAMPLER_S, SAMPLER_JOB_S = 2e-5, 5e-7
-"""LLMServingSim's sampler: 12 to 25 us for one sequence, 64 to 120 us for 128."""
+"""Times of LLMServingSim's sampler: 12 to 25 us for one sequence, 64 to 120 us for 128."""
 HOST_COPY_START_S = 1e-5
 
 MULTIPROCESSORS = {"a100": 108, "l40s": 142}
 """Devices on FlashAttention 2, whose decodes of query heads with a KV head each are not split over keys."""
 MIXED_TILES = 1.3
-"""Devices on FlashAttention 2 whose mixed steps were not measured: a decode's tile beside prompts, as on the RTX
-PRO 6000 (1.2 to 1.5 tiles shared by all processors)."""
+"""For devices on FlashAttention 2 whose mixed steps were not measured: cost of a decode's tile beside prompts, as
+on the RTX PRO 6000 (1.2 to 1.5 tiles shared by all processors).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +84,15 @@ class Sheet:
 
 
 STEP_OVERHEAD_S = 2e-4
-"""What a device waits for between steps however the host is scheduled: input copies and the graph's launch.
-Published times show only its sum with the host's part (0.6 ms for one request); this share of it is assumed."""
+"""Time that a device waits between steps however the host is scheduled: input copies and the graph's launch.
+Published times show only its sum with the host's part (0.6 ms for one request); this share of it is assumed.
+"""
 UNGRAPHED_S = 6e-3
-"""What a step of more tokens than CUDA graphs hold takes beyond its kernels on an H100 under vLLM 0.32, roughly, from
-the seconds of each answer of four streams (docs/gpu.md). Lone prompts of more than 600 tokens on another one under vLLM
-0.11 take 5 to 8 ms more, steps of 64 tokens there nothing. Taken for the H200 too, which is the same chip with more
-memory; for the others it was not measured."""
+"""Time beyond its kernels of a step with more tokens than CUDA graphs hold, on an H100 under vLLM 0.32, roughly,
+from the seconds of each answer of four streams (docs/gpu.md). Lone prompts of more than 600 tokens on another H100
+under vLLM 0.11 take 5 to 8 ms more, steps of 64 tokens there nothing. Also used for the H200, the same chip with
+more memory; not measured for the others.
+"""
 SHEETS = (
     Sheet("a100-80g", "A100 SXM 80 GB", "a100", 312e12, 2039e9, 80 * 2**30, 32e9, STEP_OVERHEAD_S),
     Sheet(
@@ -224,9 +228,9 @@ def _hardware(sheet: Sheet) -> Hardware:
 
 
 def fit_host(catalogue: Catalogue, tables: Tables) -> None:
-    """Set every device's host times: what served steps on H100s took beyond the device's part, by jobs.
+    """Set every device's host times: time of served steps on H100s beyond the device's part, by jobs.
 
-    The medians of each concurrency, then least squares: a few long steps do not count for more.
+    Fitted by least squares to the medians of each concurrency, so that a few long steps do not count for more.
     """
     beyond: dict[int, list[float]] = defaultdict(list)
     for jobs, (measured, predicted) in served_steps(catalogue, tables, judging=False):
@@ -243,7 +247,7 @@ def fit_host(catalogue: Catalogue, tables: Tables) -> None:
 
 
 def judge_data_sheets(catalogue: Catalogue, tables: Tables) -> dict[str, list[Judged]]:
-    """Device -> whole steps as a data sheet alone predicts them: with the kernels of the nearest other device."""
+    """Device -> whole steps as predicted from a data sheet alone, with the kernels of the nearest other device."""
     kernels, devices = {}, {}
     for device in catalogue.measured():
         like = nearest(device.peaks, [other for other in catalogue.measured() if other is not device])
@@ -255,7 +259,7 @@ def judge_data_sheets(catalogue: Catalogue, tables: Tables) -> dict[str, list[Ju
 
 
 def main() -> None:
-    """Fit, judge, write, and print what was missed."""
+    """Fit, judge, write, and print the errors."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add_data_flag(parser)
     parser.add_argument("--out", type=Path, default=OUT, help="the catalogue to write")
@@ -293,7 +297,7 @@ def main() -> None:
 
 
 def _errors(judged: Sequence[Judged]) -> Errors:
-    """The errors with as many digits as they are worth; residuals without the outermost rows at either end.
+    """The errors, rounded to their precision; residuals without the outermost rows at either end.
 
     A clock draws between residuals, so one server's first request (nine times its time) would count for all.
     """

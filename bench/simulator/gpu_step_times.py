@@ -82,7 +82,7 @@ def _kernels(catalogue: Catalogue, device: Hardware, tables: Tables) -> Iterator
 PUBLISHED = {"a100-80g": "a100-80gb", "h100": "h100-80gb"}
 KINK_TOKENS = 2048
 OUT_OF_MEMORY = (2, 64)
-"""GPUs and sequences of Splitwise's rows that took less time than a quarter of their work: requests failed."""
+"""GPUs and sequences of Splitwise's rows with less time than a quarter of their work takes: requests failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,14 +58,14 @@ AIC = {
 
 
 def add_data_flag(parser: ArgumentParser) -> None:
-    """Give a script the flag `--data DIR`, where the tables are."""
+    """Add the flag `--data DIR` for the folder of tables."""
     text = "folder of the published tables; bench/simulator/gpu_tables.py names their sources"
     parser.add_argument("--data", type=Path, metavar="DIR", default=DATA, help=text)
 
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """A model whose every kernel was measured at its own size, so that whole steps can be summed up."""
+    """A model whose every kernel was measured at exactly its sizes, so that whole steps can be summed up."""
 
     model: ModelShape
     tp: int
@@ -113,14 +113,14 @@ _HELD_HEADS = frozenset(
 
 
 def judges(*key: object) -> bool:
-    """Whether the row with this key is kept from the fit: two in ten, by digest."""
+    """Whether the row with this key is kept out of the fit to judge it: two in ten, by digest."""
     digest = hashlib.sha256(",".join(map(str, key)).encode()).digest()
     return digest[0] * 10 // 256 < JUDGING_TENTHS
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Rows to fit and rows to judge by."""
+    """Rows for the fit and rows for judging it."""
 
     fitted: list[Row]
     judging: list[Row]
@@ -285,12 +285,12 @@ def _seconds(row: dict[str, str]) -> float:
 SYSTEMS = {name: table.removeprefix("aic_").rpartition("_vllm")[0] for name, table in AIC.items()}
 LEAST_TOKENS, MOST_TOKENS = 1, 32768
 CONTEXTS = (128, 32768)
-"""Contexts and prompts of the steps composed: what serving meets."""
+"""Range of contexts and prompts of the composed steps: what serving meets."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One whole step: of which kind, what it took and what was predicted."""
+    """One whole step: its kind, its measured and its predicted time."""
 
     kind: str
     measured_s: float
@@ -298,7 +298,7 @@ class Judged:
 
 
 def judge_steps(catalogue: Catalogue, tables: Tables) -> dict[str, list[Judged]]:
-    """Device -> whole steps no part of which was fitted."""
+    """Device -> whole steps of which no part was fitted."""
     judged: dict[str, list[Judged]] = {}
     for name, device in catalogue.hardware.items():
         if device.kernels in AIC and device.derived_from is None:
@@ -313,7 +313,7 @@ def judge_steps(catalogue: Catalogue, tables: Tables) -> dict[str, list[Judged]]
 
 
 def lone_steps(catalogue: Catalogue, tables: Tables, *, least_prompt: int = 1) -> Iterator[Judged]:
-    """Prefill, and a token's mean step, of requests alone on an H100, without asynchronous scheduling."""
+    """Prefill, and a token's mean step, of lone requests on an H100, without asynchronous scheduling."""
     device = catalogue.hardware["h100"]
     law = with_graphs(device, DeviceStep(gpu_of(catalogue, device), model_shape("Llama-2-7b-hf")))
     host_s = device.host_s + device.host_job_s
@@ -327,7 +327,8 @@ def lone_steps(catalogue: Catalogue, tables: Tables, *, least_prompt: int = 1) -
 def served_steps(
     catalogue: Catalogue, tables: Tables, *, judging: bool
 ) -> Iterator[tuple[int, tuple[float, float]]]:
-    """Jobs, and mean seconds a token measured and predicted without asynchronous scheduling, of a closed loop.
+    """For each row of a closed loop: jobs, and mean seconds a token measured and predicted without asynchronous
+    scheduling.
 
     While a request makes its tokens, each of the others is prefilled once.
     """
@@ -341,7 +342,9 @@ def served_steps(
 
 
 def gpu_of(catalogue: Catalogue, device: Hardware, *, bare: bool = False) -> Gpu:
-    """The device as the step law takes it; `bare` leaves out everything but products, attention, collectives."""
+    """The device in the form that the step law takes; `bare` leaves out everything but products, attention,
+    collectives.
+    """
     kernels = catalogue.kernels[device.kernels]
     if bare:
         kernels = msgspec.structs.replace(kernels, elementwise_start_s=0.0, elementwise_efficiency=inf)
@@ -357,7 +360,7 @@ def gpu_of(catalogue: Catalogue, device: Hardware, *, bare: bool = False) -> Gpu
 
 
 def with_graphs(device: Hardware, kernels: StepSeconds) -> StepSeconds:
-    """Steps of an engine with vLLM's own seats, and so its own CUDA graphs."""
+    """Steps of an engine with vLLM's default seats, and so its default CUDA graphs."""
     return GraphedStep(kernels=kernels, ungraphed_s=device.ungraphed_s, graphed_tokens=MOST_GRAPHED_TOKENS)
 
 
@@ -411,7 +414,7 @@ def _token_seconds(
     product: dict[tuple[float, ...], float],
     sums: dict[int, dict[int, float]],
 ) -> float | None:
-    """Measured seconds of one layer's products and collectives, if each was measured at just this size."""
+    """Measured seconds of one layer's products and collectives; None unless each was measured at exactly this size."""
     parts = [product.get((float(tokens), float(n), float(k))) for n, k in products(each.model, each.tp)]
     if each.tp > 1:
         one = sums[each.tp].get(tokens * each.model.hidden_size * each.model.bytes_per_value)

@@ -1,4 +1,4 @@
-"""Fits the surfaces of one device's kernels to the rows that are not kept to judge them."""
+"""Fits the surfaces of one device's kernels to the rows that are not kept for judging."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _ROUNDS = 5
 _OUTLIER = 0.07
 """Distance in log2 (5 %) beyond which a row weighs as 1/distance."""
 _ROUGHNESS = 0.3
-"""Weight of a bend between neighbouring knots, in rows: decides only where rows are few."""
+"""Weight of a bend between neighbouring knots, in rows: matters only where rows are few."""
 _RIDGE = 1e-6
 _DECIMALS = 3
 
 
 def design(axes: Axes, points: Array) -> Array:
-    """How much each knot has to do with each row: (rows, knots), multilinear in the logarithms."""
+    """The weight of each knot in each row: (rows, knots), multilinear in the logarithms."""
     matrix = np.ones((len(points), 1))
     for knots, column in zip(axes, np.log2(points).T, strict=True):
         hats = _hats(np.array(knots), column)
@@ -148,7 +148,7 @@ MIXED_KEY_S = 1e-10
 
 @dataclass(frozen=True, slots=True)
 class KernelError:
-    """What a fitted surface misses on rows it has not seen."""
+    """Errors of a fitted surface on unseen rows."""
 
     num_fitted: int
     num_rows: int
@@ -158,25 +158,25 @@ class KernelError:
 
 @dataclass(frozen=True, slots=True)
 class Ideal:
-    """Seconds of a row's kernel at the peaks."""
+    """Seconds of a row's kernel at the device's peak rates."""
 
     peaks: Peaks
 
     def gemm(self, row: Row) -> float:
-        """Of (rows, columns, depth)."""
+        """Matrix product of (rows, columns, depth)."""
         return gemm_ideal_s(self.peaks, row[0], row[1], row[2])
 
     def decode(self, row: Row) -> float:
-        """Of (sequences, context, query heads, KV heads)."""
+        """Decode attention of (sequences, context, query heads, KV heads)."""
         return decode_ideal_s(self.peaks, _heads(row), row[0], row[1])
 
     def prompts(self, row: Row) -> float:
-        """Of (sequences, prompt, query heads, KV heads)."""
+        """Prefill attention of (sequences, prompt, query heads, KV heads)."""
         tokens = row[0] * row[1]
         return prefill_ideal_s(self.peaks, _heads(row), tokens, tokens * (row[1] + 1) / 2, tokens)
 
     def chunk(self, row: Row) -> float:
-        """Of (chunk, cached tokens, query heads, KV heads)."""
+        """Chunk attention of (chunk, cached tokens, query heads, KV heads)."""
         chunk, cached = row[0], row[1]
         pairs = chunk * (cached + (chunk + 1) / 2)
         return prefill_ideal_s(self.peaks, _heads(row), chunk, pairs, cached + chunk)
@@ -232,7 +232,7 @@ def _is_lone(row: Row) -> bool:
 
 
 def _parted(split: Split, wanted: Callable[[Row], bool]) -> tuple[Split, Split]:
-    """Rows that are wanted, and the others."""
+    """The rows that are wanted, and the others."""
     parts = [
         Split(*([row for row in rows if wanted(row) is kept] for rows in (split.fitted, split.judging)))
         for kept in (True, False)
@@ -241,12 +241,12 @@ def _parted(split: Split, wanted: Callable[[Row], bool]) -> tuple[Split, Split]:
 
 
 def _decode_group(rows: Array) -> Array:
-    """Query heads a KV head, sequences and context."""
+    """Axes of decodes: query heads per KV head, sequences and context."""
     return np.column_stack([rows[:, 2] / rows[:, 3], rows[:, 0], rows[:, 1]])
 
 
 def _group(rows: Array) -> Array:
-    """Query heads a KV head, and the length."""
+    """Axes: query heads per KV head, and the length."""
     return np.column_stack([rows[:, 2] / rows[:, 3], rows[:, 1]])
 
 
@@ -270,7 +270,7 @@ def _fit(
 def fit_single_layers(
     name: str, peaks: Peaks, tables: Tables
 ) -> tuple[dict[str, Surface], dict[str, KernelError]]:
-    """The surfaces of a device measured layer by layer on few models, coarser for that."""
+    """The surfaces of a device of which only single layers of few models were measured; coarser for lack of data."""
     product, decode, prefill = Split([], []), Split([], []), Split([], [])
     for run, model, tp in layer_runs(name):
         single = tables.single_products(run, model, tp)
@@ -310,7 +310,7 @@ def fit_single_layers(
 
 
 def fit_tile_key_s(name: str, tables: Tables) -> float:
-    """Seconds one tile of queries takes a key: of short chunks with a long past."""
+    """Seconds that one tile of queries takes per key, for short chunks with a long past."""
     run = layer_runs(name)[0][0]
     return median(
         (seconds - ATTENTION_START_S) / (chunk + cached)
@@ -320,7 +320,7 @@ def fit_tile_key_s(name: str, tables: Tables) -> float:
 
 
 def fit_mixed(name: str, tables: Tables) -> Surface:
-    """Seconds of a decode's query head and key beside a prompt, over (sequences, context): beside short chunks."""
+    """Seconds per query head and key of a decode beside a prompt, over (sequences, context): beside short chunks."""
     rows = []
     for run, model, tp in layer_runs(name):
         alone: dict[int, float] = {}
@@ -348,7 +348,7 @@ def _as_prompts(rows: Array) -> Array:
 
 
 def longest_tile_key_s(name: str, tables: Tables) -> float:
-    """Seconds one tile of queries takes a key: of lone long prompts with hardly any heads."""
+    """Seconds that one tile of queries takes per key, for lone long prompts with hardly any heads."""
     return min(
         (seconds - ATTENTION_START_S) / length
         for batch, length, query, _, seconds in tables.prefill(name).fitted

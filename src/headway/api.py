@@ -42,7 +42,7 @@ preset = find_preset
 
 
 def presets() -> list[Preset]:
-    """Every policy that can be named, built in or brought by an installed package.
+    """Return every available policy: the built-in ones and those of installed packages.
 
     >>> {"vllm", "headway", "fastserve"} <= {row.name for row in presets()}
     True
@@ -52,13 +52,14 @@ def presets() -> list[Preset]:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Simulation:
-    """Finished simulated runs: one for each policy, load and seed. `print` shows the table of `headway simulate`.
+    """The results of `simulate`: one run for each policy, load and seed. `print` shows the table of `headway simulate`.
 
-    Runs without `out` lie in a temporary folder, which goes with this object.
+    Without `out` the runs lie in a temporary folder, which is deleted together with this object.
     """
 
     results: Sequence[CellResult]
     _folder: CellFolder
+    _load_name: str
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each run: `policy`, `load`, `seed`, then the keys of a summary in seconds and shares of 1.
@@ -68,7 +69,7 @@ class Simulation:
         return [_row(result) for result in self.results]
 
     def records(self, policy: str, load: float = 1.0, seed: int = 0) -> list[Record]:
-        """What happened to each request of one run, read from disk. ConfigError for a run that is not among them."""
+        """Read from disk what happened to each request of one run. Raises ConfigError if there is no such run."""
         cell = GridCell(policy, load, seed)
         if all(result.cell != cell for result in self.results):
             runs = ", ".join(sorted({str(result.cell) for result in self.results}))
@@ -76,7 +77,7 @@ class Simulation:
         return read_records(self._folder.records(cell))
 
     def __str__(self) -> str:
-        return _text(tables(self._folder, self.results))
+        return _text(tables(self._folder, self.results, load_name=self._load_name))
 
 
 def _row(result: CellResult) -> dict[str, Any]:
@@ -107,12 +108,13 @@ def simulate(
 ) -> Simulation:
     """Simulate every policy at every load with seeds 0 to `seeds` - 1.
 
-    Requests arrive `load` times as fast, or with `of_capacity` at that share of what `vllm` gets through queued.
+    A load multiplies the trace's arrival rate. With `of_capacity` it is a share of the throughput that `vllm` reaches
+    when all requests are queued.
 
     The arguments are those of `headway simulate`, which gives the same bytes. `parts` replaces parts of every policy,
-    as `{"batching": "top-jobs"}`. `out` keeps the runs, and the same call goes on with them. With `jobs` above 1, a
-    script must call this below `if __name__ == "__main__":`, since processes import it again.
-    Raises ConfigError or TraceError, before anything runs, for what is not accepted.
+    as `{"batching": "top-jobs"}`. `out` is the folder that keeps the runs; a repeated call continues there. With `jobs`
+    above 1, a script must call this below `if __name__ == "__main__":`, since its processes import the script again.
+    Raises ConfigError or TraceError, before anything runs, for arguments that are not accepted.
 
     >>> demo = simulate("demo", hardware="h100", model="Qwen/Qwen3-8B", policies=["vllm", "sjf"])
     >>> [(row["policy"], row["finished"]) for row in demo.table()]
@@ -140,7 +142,7 @@ def simulate(
 
 
 def _simulated(asked: SimulationRequest, jobs: int, out: str | PathLike[str] | None) -> Simulation:
-    """The runs, in their folder: a temporary one where none is named."""
+    """Run the simulation in its folder, or in a temporary one if `asked` names none."""
     setup = set_up(asked)
     with ExitStack() as undone:
         root = Path(out or mkdtemp(prefix="headway-"))
@@ -148,7 +150,7 @@ def _simulated(asked: SimulationRequest, jobs: int, out: str | PathLike[str] | N
             undone.callback(rmtree, root)
         folder = CellFolder(root, asked.grid)
         folder.open(setup.manifest(), setup.meta("headway.simulate"))
-        simulation = Simulation(run_cells(setup.scenario, folder, jobs=jobs), folder)
+        simulation = Simulation(run_cells(setup.scenario, folder, jobs=jobs), folder, asked.load_name)
         undone.pop_all()
     if out is None:
         finalize(simulation, rmtree, root, ignore_errors=True)
@@ -163,11 +165,13 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """The shell command that deploys it."""
+        """The shell command that deploys the plan."""
         return str(self.data()["command"])
 
     def data(self) -> dict[str, Any]:
-        """The object of `headway plan --json`: choice, default, gain, what fewer GPUs reach."""
+        """Return the object of `headway plan --json`: the choice, the default, the gain, and what fewer GPUs would
+        reach.
+        """
         return plan_data(self.planned)
 
     def __str__(self) -> str:
@@ -193,10 +197,11 @@ def plan(
     jobs: int = 1,
     out: str | PathLike[str] | None = None,
 ) -> Plan:
-    """Search what serves the trace best on so many GPUs: policy, pools, parallelism, seats, token budget, host memory.
+    """Search the deployment that serves the trace best on `gpus` GPUs.
 
-    The arguments are those of `headway plan`. `jobs` and `out` are as for `simulate`. Raises ConfigError or TraceError,
-    before the search, for what is not accepted.
+    The search covers policy, pools, parallelism, seats, token budget and host memory. The arguments are those of
+    `headway plan`; `jobs` and `out` are as for `simulate`. Raises ConfigError or TraceError, before the search, for
+    arguments that are not accepted.
 
     >>> chat = "gen:poisson:rate=8/input=sharegpt/output=sharegpt/count=60"
     >>> found = plan(chat, hardware="h100", model="Qwen/Qwen3-8B", gpus=1, policies=["vllm"], budget=2, seeds=2)

@@ -16,23 +16,23 @@ A message says what was wrong, the value found, and what is accepted.
 from typing import Self
 
 VLLM_COMES_BY = "pip install vllm==0.33.0 for CUDA, or for a CPU `make setup` in a checkout"
-"""What brings vLLM, for messages: the packages of its CPU build break each other (adr/0002)."""
+"""How to get vLLM, for messages. The CPU build's packages break each other if pip installs them (adr/0002)."""
 
 
 class HeadwayError(Exception):
-    """Root of all errors raised on purpose. `setting` is the one that the message begins with, if it is about one."""
+    """Root of all deliberate errors. `setting` is the setting with which the message begins, if there is one."""
 
     setting: str | None = None
 
     @classmethod
     def of(cls, setting: str, found: object, accepted: str | None = None) -> Self:
-        """The error of a setting with a value that is not accepted; without `accepted`, `found` says what is."""
+        """The error for a setting with a value that is not accepted. Without `accepted`, `found` says what to do."""
         error = cls(f"{setting} is {found}" + ("" if accepted is None else f"; accepted: {accepted}"))
         error.setting = setting
         return error
 
     def told_of(self, name: str) -> str:
-        """The message, with `name` in place of the setting's own."""
+        """The message with `name` in place of the setting's own name."""
         return name + str(self).removeprefix(self.setting or "")
 
 
@@ -41,7 +41,7 @@ class ConfigError(HeadwayError, ValueError):
 
 
 class HintError(ConfigError):
-    """A target, tenant or priority of a request is not accepted; `where` names its header, or its key in the body."""
+    """A target, tenant or priority of a request is not accepted; `where` names its header or its key in the body."""
 
     def __init__(self, where: str, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""Asks OpenAI-compatible servers: their URLs, sessions, answers, models and errors."""
+"""Client for OpenAI-compatible servers: URLs, sessions, answers, models and errors."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from headway.errors import ConfigError, UpstreamError
 CONNECT_TIMEOUT_S = 30.0
 
 FIRST_SERVER_FAULT = 500
-"""HTTP statuses from here on are a server's own fault; below, the request's, or it does not offer what was asked."""
+"""Statuses from here on are faults of the server; lower ones blame the request, or an API that is not offered."""
 
 KEEP_ALIVE_S = 2.0
-"""Shorter than any server's own (vLLM: 5 s), so that hardly a request goes out on a connection being closed."""
+"""Shorter than any server's keep-alive (vLLM: 5 s), so that few requests go out on a connection that is closing."""
 
 NO_ANSWER = (aiohttp.ClientError, TimeoutError, OSError)
-"""What a request raises that gets no answer, or no end of it."""
+"""Exceptions of a request that got no answer, or only part of one."""
 NOT_AS_EXPECTED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for a body of another shape, or one that is nested too deep."""
+"""Exceptions of decoding a body that has another shape or is nested too deep."""
 
 
 @dataclass(slots=True)
 class UsedConnection:
-    """The connection a request goes out on, filled in by a session that gets it as `trace_request_ctx`."""
+    """The connection that carried a request. A traced session fills in the one passed as `trace_request_ctx`."""
 
     kept: bool = False
-    """Whether it was kept from an earlier request, so that the server may have closed it meanwhile."""
+    """Whether the connection was kept from an earlier request, so that the server may have closed it meanwhile."""
 
 
 async def _note_kept(_session: object, context: SimpleNamespace, _parameters: object) -> None:
@@ -64,7 +64,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 def named(error: Exception) -> str:
-    """An error for people: its kind, and what it says if it says anything."""
+    """An error as text: its kind, and its message if it has one."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -79,10 +79,10 @@ def message_of(body: bytes) -> str | None:
 def open_session(
     api_key: str | None = None, timeout_s: float | None = None, *, traced: bool = True
 ) -> aiohttp.ClientSession:
-    """A session without a limit on connections; `timeout_s` is a whole request's, None for no limit.
+    """Open a session without a limit on connections; `timeout_s` limits a whole request, None for no limit.
 
-    It keeps no cookies: what a server gives one client is not for the others whose requests go out on it. Only a
-    `traced` session fills in a `UsedConnection`; a request and each piece of its answer cost less without.
+    The session keeps no cookies: one client's must not reach another. Only a `traced` session fills in a
+    `UsedConnection`, which costs time for each request and each piece of its answer.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
@@ -94,14 +94,14 @@ def open_session(
 
 
 def api_url(url: str, path: str) -> str:
-    """URL of an API path under a server's base URL. Raises ConfigError for what is not an HTTP URL."""
+    """URL of an API path under a server's base URL. Raises ConfigError if `url` is not an HTTP URL."""
     return f"{root_of(url)}/v1/{path}"
 
 
 def root_of(url: str) -> str:
-    """What the paths of a server are under, those beside `/v1` too: its base URL, which may end in `/v1` or not.
+    """The server's root URL: its base URL without a trailing `/v1`.
 
-    Raises ConfigError for what is not an HTTP URL.
+    Raises ConfigError if `url` is not an HTTP URL.
     """
     if not url.startswith(("http://", "https://")):
         raise ConfigError.of("url", repr(url), "a base URL such as http://127.0.0.1:8000")
@@ -109,7 +109,7 @@ def root_of(url: str) -> str:
 
 
 def without_secrets(url: str) -> str:
-    """The URL without the user name and the password that it may hold."""
+    """The URL without user name and password."""
     parts = urlsplit(url)
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
@@ -117,7 +117,7 @@ def without_secrets(url: str) -> str:
 async def get(
     session: aiohttp.ClientSession, address: str, timeout_s: float | None = None
 ) -> tuple[int, bytes]:
-    """Status and body at an address; without `timeout_s` the session's limit holds.
+    """Fetch an address; return status and body. Without `timeout_s` the session's limit holds.
 
     Raises UpstreamError if the server does not answer.
     """
@@ -126,14 +126,14 @@ async def get(
         async with session.get(address, timeout=limit) as response:
             return response.status, await response.read()
     except NO_ANSWER as error:
-        raise UpstreamError(f"{address} does not answer ({type(error).__name__}: {error})") from None
+        hint = "; is a server running there?" if isinstance(error, aiohttp.ClientConnectorError) else ""
+        raise UpstreamError(f"{address} does not answer ({type(error).__name__}: {error}){hint}") from None
 
 
 async def find_model(session: aiohttp.ClientSession, url: str, name: str | None) -> tuple[str, int | None]:
-    """The served model of that name (None: the first), and its context length if the server states it.
+    """Find the served model of that name (None: the first). Returns its name, and its context length if stated.
 
-    Raises UpstreamError if the server does not answer as an OpenAI-compatible one, ConfigError if it does not
-    serve the model.
+    Raises UpstreamError if the server does not answer like an OpenAI-compatible one, ConfigError if it lacks the model.
     """
     address = api_url(url, "models")
     status, body = await get(session, address, CONNECT_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""JSON files that hold one value: written whole, and read back as what they were."""
+"""JSON files that hold one value: written atomically, and read back with their type."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def read_json(path: Path, kind: type[T]) -> T | None:
-    """What a file keeps; None if there is none. Raises RecordError, which names it, if it cannot be read as that."""
+    """Read a file's value; None if there is no file. Raises RecordError, naming the file, if it is not of this kind."""
     if not path.exists():
         return None
     try:
@@ -27,12 +27,12 @@ def read_json(path: Path, kind: type[T]) -> T | None:
 
 
 def write_json(path: Path, value: object, *, indent: int = 2) -> None:
-    """Put a value at `path`, for people to read too; raises OSError if it cannot be written."""
+    """Write a value to `path`, indented for people. Raises OSError if the file cannot be written."""
     write_whole(path, msgspec.json.format(msgspec.json.encode(value), indent=indent) + b"\n")
 
 
 def made_once(path: Path, kind: type[T], make: Callable[[], T]) -> T:
-    """What a file keeps; without one it is made now and kept there. Raises as `read_json` and `write_json`."""
+    """Read a file's value; without a file, make the value and write it. Raises as `read_json` and `write_json` do."""
     found = read_json(path, kind)
     if found is None:
         found = make()

@@ -1,6 +1,6 @@
-"""What a user may set, declared once: a field of a dataclass, annotated with its help, its unit and its bounds.
+"""Settings declared once: a dataclass field annotated with its help, its unit and its bounds.
 
-The command line makes an option of such a field, and the dataclass refuses values outside of the bounds:
+The command line turns such a field into an option, and the dataclass refuses values outside the bounds:
 
 >>> from dataclasses import make_dataclass
 >>> from typing import Annotated
@@ -23,7 +23,7 @@ from headway.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ValueBounds:
-    """The values that are accepted, in words and as a test."""
+    """The accepted values, in words and as a test."""
 
     accepted: str
     hold: Callable[[Any], bool]
@@ -39,11 +39,10 @@ SHARE = ValueBounds("more than 0, up to 1", lambda value: 0 < value <= 1)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """How the command line presents a setting, where that is not the usual way.
+    """How the command line presents a setting, where that differs from the default.
 
-    `option` False: it has none, as only its bounds are declared. `flag` is the option's name; `argument` makes it an
-    argument without a name. `default` False keeps the default out of the help. `env` names the environment variable
-    that also sets it.
+    `option` False: no option, the field only has bounds. `flag` is the option's name; `argument` makes it a positional
+    argument. `default` False hides the default in the help. `env` names the environment variable that also sets it.
     """
 
     option: bool = True
@@ -55,7 +54,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What people are told of a setting, the unit of its values, and which of them are accepted."""
+    """A setting's help text, the unit of its values, and the accepted values."""
 
     help: str | None = None
     unit: str | None = None
@@ -65,7 +64,7 @@ class Setting:
 
 @cache
 def settings_of(cls: type[Any]) -> dict[str, tuple[Any, Setting]]:
-    """The type and the setting of each annotated field of a dataclass, in their order."""
+    """The type and the setting of each annotated field of a dataclass, in order."""
     return {
         name: (hint.__origin__, setting)
         for name, hint in get_type_hints(cls, include_extras=True).items()
@@ -75,7 +74,7 @@ def settings_of(cls: type[Any]) -> dict[str, tuple[Any, Setting]]:
 
 
 def check_settings(of: object, prefix: str = "") -> None:
-    """Raise ConfigError for the first setting outside of its bounds; None is always inside."""
+    """Raise ConfigError for the first setting out of bounds. None is always accepted."""
     for name, (_, setting) in settings_of(type(of)).items():  # type: ignore[arg-type]
         value = getattr(of, name)
         if setting.bounds is not None and value is not None and not setting.bounds.hold(value):

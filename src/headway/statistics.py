@@ -1,6 +1,6 @@
-"""Means, deviations, quantiles and intervals of measured values: what every table, plan and bench states is made here.
+"""Means, deviations, quantiles and intervals, as used by every table, plan and bench.
 
-Sums are exact (`math.fsum`), so that a mean does not depend on the order of its values, nor on the machine.
+Sums are exact (`math.fsum`), so a mean does not depend on the order of its values, nor on the machine.
 """
 
 from __future__ import annotations
@@ -29,33 +29,32 @@ def mean(values: Iterable[float], weights: Iterable[float] | None = None) -> flo
 
 
 def known(values: Iterable[float | None]) -> list[float]:
-    """The values that are there."""
+    """The values that are not None."""
     return [value for value in values if value is not None]
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
-    """The mean of the values that are there; None where there are none."""
+    """The mean of the values that are not None; None if there are none."""
     found = known(values)
     return fmean(found) if found else None
 
 
 def mean_of_all(values: Iterable[float | None]) -> float | None:
-    """The mean; None where a value is missing, since such a mean compares with no other, or where there are none."""
+    """The mean; None if any value is missing or there are none, since a partial mean compares with no other."""
     found = list(values)
     whole = known(found)
     return fmean(whole) if whole and len(whole) == len(found) else None
 
 
 def deviation(values: Sequence[float]) -> float | None:
-    """The standard deviation of which the values are a sample; None of fewer than two."""
+    """The sample standard deviation; None for fewer than two values."""
     return stdev(values) if len(values) > 1 else None
 
 
 def quantile(values: Iterable[float], share: float) -> float:
-    """The value below which `share` of the values lie, 0-1, linear between neighbours; of at least one value.
+    """The value below which `share` of the values lie (0-1), linear between neighbours. Needs at least one value.
 
-    As `numpy.quantile`, to the last digit: ten times as fast for the few values that are judged between two steps.
-    Cost: a sort.
+    Equals `numpy.quantile` to the last digit, and is ten times as fast for few values. Cost: a sort.
     """
     ascending = sorted(values)
     place = share * (len(ascending) - 1)
@@ -66,17 +65,16 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 
 def rank(values: Iterable[float], share: float) -> float:
-    """The least of the values that `share` of them do not exceed: always one of them, as counts want it."""
+    """The smallest value that at least `share` of the values do not exceed: always one of them, as counts need it."""
     ascending = sorted(values)
     return ascending[max(1, ceil(share * len(ascending))) - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with its 95 % confidence interval; infinitely wide where there is one sample.
+    """A mean with its 95 % confidence interval; infinitely wide for a single sample.
 
-    By Student's law, not by resampling: plans and tables rest on two to ten seeds, and of so few a bootstrap's interval
-    is too narrow.
+    Uses Student's law, not resampling: tables rest on two to ten seeds, for which a bootstrap's interval is too narrow.
     """
 
     mean: float
@@ -85,14 +83,14 @@ class Interval:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Interval:
-        """Of samples, at least one, that vary independently."""
+        """Make the interval of one or more independent samples."""
         middle, spread = fmean(values), deviation(values)
         half = inf if spread is None else student_t(len(values) - 1) * spread / sqrt(len(values))
         return cls(middle, middle - half, middle + half)
 
     @property
     def half(self) -> float:
-        """How far either end is from the mean."""
+        """Half the width of the interval."""
         return self.high - self.mean
 
 
@@ -103,8 +101,8 @@ _NORMAL = 1.95996
 def student_t(freedom: int) -> float:
     """The 97.5th percentile of Student's law.
 
-    Above ten degrees of freedom by the first three terms of its expansion, within 0.001.
-    Source: Abramowitz and Stegun 1964, 26.7.5.
+    Above ten degrees of freedom, uses the first three terms of its expansion, within 0.001. Source: Abramowitz and
+    Stegun 1964, 26.7.5.
     """
     if freedom <= len(_STUDENT_T):
         return _STUDENT_T[freedom - 1]

@@ -1,4 +1,4 @@
-"""Files that appear whole: written beside their place, then put there by one rename."""
+"""Files that appear whole: written under another name, then renamed."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from pathlib import Path
 from typing import BinaryIO
 
 PARTIALS = ".*.partial"
-"""What `partial_path` names match: there for long only if their process was killed."""
+"""Pattern of the names from `partial_path`. Such files remain only if their process was killed."""
 _WRITER = re.compile(r"\.([0-9]{1,9})\.partial$")
 
 
 def partial_path(path: Path) -> Path:
-    """Where this process writes what will be at `path`: in the same folder, so that a rename is enough."""
+    """Where this process writes the future content of `path`: the same folder, so that a rename suffices."""
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
 
 
 def left_behind(folder: Path) -> Iterator[Path]:
-    """Partial files in a folder and below whose process has ended; what another one still writes is not among them."""
+    """Yield partial files below a folder whose process has ended; files that another process still writes are not
+    yielded.
+    """
     for path in folder.rglob(PARTIALS):
         writer = _WRITER.search(path.name)
         if writer is not None and not _is_running(int(writer[1])):
@@ -32,19 +34,18 @@ def _is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # another user's process, so it runs
         return True
     return True
 
 
 @contextmanager
 def appearing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to, which is at `path` once the block has ended without an error.
+    """Yield a file to write to, which appears at `path` when the block ends without an error.
 
-    Until then, and after an error or a kill, what was there stays; an error leaves nothing beside it. Folders on the
-    way are made, and the mode is what the umask gives any new file. A link stays one, and the file it leads to is
-    replaced; what is no file, such as a device or a pipe, is written to as it is. Raises OSError if it cannot be
-    written.
+    Until then, and after an error or a kill, the old file stays; an error leaves nothing beside it. Creates missing
+    folders; the mode is that of any new file under the umask. A link stays, and its target is replaced. Devices and
+    pipes are written to directly. Raises OSError if the file cannot be written.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
@@ -62,6 +63,6 @@ def appearing(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Put `content` at `path`, all of it or nothing; raises OSError if it cannot be written."""
+    """Write `content` to `path`, all of it or nothing. Raises OSError if the file cannot be written."""
     with appearing(path) as file:
         file.write(content)

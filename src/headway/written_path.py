@@ -7,8 +7,8 @@ from pathlib import Path
 
 
 def written_path(text: str) -> Path:
-    """The path that `text` names, `~` and `~user` being homes; where there is no such user it is left as it is.
+    """The path that `text` names, with `~` and `~user` expanded; for an unknown user the text is left as it is.
 
-    `Path.expanduser` raises there, before the fault could be named.
+    `Path.expanduser` raises instead, before an error could name the path.
     """
     return Path(os.path.expanduser(text))

@@ -16,7 +16,7 @@ from bench.side_by_side import TURN_S, TurnTime
 
 
 class Machine:
-    """Its time goes on when the test says so; between two turns of ours the others work for 5 s."""
+    """A machine whose clock the test advances; between two turns of ours the other engines work for 5 s."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -1,4 +1,4 @@
-"""Who asks, and for what: `bench/streams.py`, by hand."""
+"""Clients, their targets and their streams: `bench/streams.py`, by hand."""
 
 from __future__ import annotations
 

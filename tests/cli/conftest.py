@@ -13,7 +13,7 @@ from headway.cli import main
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it printed."""
+    """Exit status and output of a command."""
 
     code: int
     out: str

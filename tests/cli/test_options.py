@@ -41,7 +41,7 @@ class Flags:
 
 
 def run(*words: str, then: str = "") -> Flags:
-    """What a command is called with; `then` is what it does with it."""
+    """The flags that a command receives; `then` is what the command does with them."""
     found: list[Flags] = []
 
     def command(flags: Flags) -> None:

@@ -16,7 +16,7 @@ Printed = tuple[list[list[str]], list[list[str]], list[list[str]]]
 
 
 def run(*flags: str, columns: str = "") -> str:
-    """What `headway policies` writes into a pipe."""
+    """The output of `headway policies` into a pipe of this width."""
     environment = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
     if columns:
         environment["COLUMNS"] = columns

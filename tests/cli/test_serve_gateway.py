@@ -77,7 +77,7 @@ class Running:
             self.process = subprocess.Popen(words, stderr=log, env=environment)
 
     def behave(self, **ways: Any) -> None:
-        """How its instances behave from now on."""
+        """Set how its instances behave from now on."""
         self._state_file.with_suffix(".new").write_text(json.dumps(ways))
         self._state_file.with_suffix(".new").replace(self._state_file)
 
@@ -94,7 +94,7 @@ class Running:
             connection.close()
 
     def instances(self) -> dict[str, dict[str, Any]]:
-        """What the page is told of each instance."""
+        """What the dashboard's page receives about each instance."""
         status, body = self.get("/dashboard/state")
         return {each["name"]: each for each in json.loads(body)["instances"]} if status == 200 else {}
 
@@ -104,7 +104,7 @@ class Running:
         )
 
     def pids(self, command: str = SMALL_SERVER.name) -> list[int]:
-        """Its processes with this in their commands, newest last: those of its instances."""
+        """Its processes with this text in their commands, newest last: those of its instances."""
         there = (Path(f"/proc/{pid}") for pid in os.listdir("/proc") if pid.isdecimal())
         return [int(each.name) for each in there if self._is_child(each, command)]
 

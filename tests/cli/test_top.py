@@ -52,7 +52,7 @@ def serving(pages: dict[str, bytes]) -> Iterator[str]:
 
 @pytest.fixture
 async def state() -> bytes:
-    """What the dashboard of a gateway with one late and one timely request says."""
+    """The dashboard's state of a gateway with one late and one timely request."""
     async with aiohttp.ClientSession() as session:
         scene = Scene(session)
         for member in scene.fleet.members:

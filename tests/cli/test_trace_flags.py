@@ -61,7 +61,7 @@ def test_what_is_understood_of_a_trace_is_told_once(headway: Headway, in_seconds
         ),
         (
             {"trace": WORKLOAD},
-            "5 requests over 2 s, 2.5 a second, mean input 8 and output 4 tokens (drawn: s)",
+            "5 requests over 2 s, 2.5 a second, mean input 8 and output 4 tokens (generated)",
         ),
     ):
         code, out, err = headway("simulate", *words(flags | trace))

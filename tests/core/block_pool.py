@@ -35,11 +35,11 @@ class BlockPool:
         return len(self._free)
 
     def ready(self, job: Job) -> Reason | None:
-        """What the test has set."""
+        """The reason that the test has set."""
         return self.not_ready.get(job)
 
     def cached_tokens(self, job: Job) -> int:
-        """What the test has set; a copy of them takes blocks like any other tokens."""
+        """The number that the test has set; cached tokens take blocks like any other tokens."""
         return self.cached.get(job, 0)
 
     def start(self, job: Job, num_tokens: int) -> Reason | None:
@@ -54,11 +54,11 @@ class BlockPool:
         return misfit
 
     def prefetch(self, job: Job) -> Reason | None:
-        """As `start` of a swapped job."""
+        """Start a swapped job, as `start` does."""
         return self.start(job, 1)
 
     def offload(self, job: Job) -> Reason | None:
-        """Done, if the host has room."""
+        """Offload at once, if the host has room."""
         return Reason.HOST_BLOCKS if self.host_full else None
 
     def misfit(self, job: Job) -> Reason | None:
@@ -75,7 +75,7 @@ class BlockPool:
         return self._extend(job, job.num_computed_tokens + num_tokens)
 
     def resume(self, job: Job, num_tokens: int) -> Reason | None:
-        """As `grow`, for a job that came back."""
+        """Grow a job that came back, as `grow` does."""
         if not self.grow(job, num_tokens):
             return Reason.BLOCKS
         self.returned.discard(job)
@@ -101,7 +101,7 @@ class BlockPool:
 
     @property
     def blocks_coming_free(self) -> int:
-        """What the test has set."""
+        """The number that the test has set."""
         return self.leaving
 
     def room(self, job: Job) -> int:

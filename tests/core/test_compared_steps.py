@@ -47,7 +47,7 @@ class Heard(StepTimeQuality):
 
 
 def compared(kinds: str, taken_s: Sequence[float], cost: Turns | None = None) -> list[tuple[float, float]]:
-    """What is told of steps, `d` of decodes, `p` of a prompt, `-` of nobody, each so long after the one before."""
+    """The reported errors of steps: `d` of decodes, `p` of a prompt, `-` empty; each this long after the one before."""
     heard = Heard()
     steps = ComparedSteps(cost or Turns(), heard)
     for kind, step_s in zip(kinds, taken_s, strict=True):

@@ -1,4 +1,4 @@
-"""What every filled step keeps, for any plan a policy may return."""
+"""Properties of every filled step, for any plan that a policy may return."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def test_a_rule_that_cannot_be_kept_is_refused(wrong: dict[str, float]) -> None:
 
 
 def watch(*actual_s: float) -> StepTimeQuality:
-    """What is thought of predictions of one second each."""
+    """The quality after predictions of one second each and these actual times."""
     quality = StepTimeQuality()
     for seconds in actual_s:
         quality.observe(1.0, seconds)

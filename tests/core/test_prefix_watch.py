@@ -12,7 +12,7 @@ from tests.strategies import UNTIMED, ids, make_job
 
 
 class Cache:
-    """How many leading blocks of each job are found; counts questions and hears of changes."""
+    """A prefix cache with a settable number of found blocks for each job; counts questions and records changes."""
 
     def __init__(self, **blocks: int) -> None:
         self.blocks = blocks

@@ -1,4 +1,4 @@
-"""Where requests go on Ray: Headway's routers, asked as Ray's request router asks."""
+"""Headway's routers on Ray, called as Ray's request router calls them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much KV the demo model keeps of a token, on this machine's CPU."""
+"""The demo model's KV bytes per token on this machine's CPU."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What becomes of one load: whole blocks from the first that is not on the device."""
+    """The outcome of one load: whole blocks from the first that is not on the device."""
 
     blocks: int
     beside: bool
@@ -70,7 +70,7 @@ class Load:
 
 @dataclass(slots=True)
 class Orders(KVConnectorMetadata):  # type: ignore[misc]
-    """What workers are told with a step: done when, and with which blocks invalid."""
+    """The orders that workers receive with a step: when each is done, and with which blocks invalid."""
 
     loads: dict[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
     sends: dict[str, int] = field(default_factory=dict)

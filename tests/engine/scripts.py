@@ -117,7 +117,7 @@ class HearingEngine(ModelFreeEngine):
 
 
 def assert_empty(built: Any) -> None:
-    """Nothing is left behind: no job, no request, every block free."""
+    """Assert that nothing is left behind: no job, no request, every block free."""
     built.ledger.check()
     assert built.ledger.live == 0
     assert not built.jobs

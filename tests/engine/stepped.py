@@ -17,7 +17,7 @@ SCHEDULE_S = 1e-4
 
 
 def law_s(shape: BatchShape) -> float:
-    """What a step takes without the scheduler."""
+    """Seconds of a step, without the scheduler's time."""
     return 1e-3 + 1e-5 * shape.num_tokens + 1e-7 * shape.decode_context_tokens
 
 

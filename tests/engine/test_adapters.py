@@ -55,7 +55,7 @@ def _config() -> Any:
 
 
 def served(build: Callable[..., Any], asked: Sequence[Asked]) -> tuple[list[float], float]:
-    """How long each request waited for its first token, and when all had ended."""
+    """The wait of each request for its first token, and the time when all had ended."""
     scheduler = make_scheduler(build, deepcopy(_config()), 600)
     engine = SteadyEngine(scheduler)
     pending = sorted(enumerate(asked), key=lambda each: each[1].arrival_s)

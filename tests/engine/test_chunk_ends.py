@@ -1,4 +1,4 @@
-"""Where chunks that a policy caps end, by the real scheduler."""
+"""The ends of chunks that a policy caps, in the real scheduler."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Capped(DecodeFirst):
 
 
 def chunk_ends(built: Any, cap: int, *images: tuple[int, int]) -> list[int]:
-    """Where the chunks of a prompt end in which images stand at these (offset, length)."""
+    """The ends of the chunks of a prompt with images at these (offset, length)."""
     give_encoder(built, 1000)
     built.guard.policy.batching = Capped(cap=cap)
     request = image_request("a", PROMPT_TOKENS, *images)

@@ -93,7 +93,7 @@ class Scene:
 
     @property
     def tokens(self) -> dict[str, int]:
-        """What the last step granted."""
+        """The tokens that the last step granted."""
         return {job.id: count for job, count in self.watched.outcomes[-1].tokens.items()}
 
     def finish(self) -> Counter[Reason]:
@@ -518,7 +518,7 @@ def test_a_checking_scheduler_stops_at_the_unexplained() -> None:
 
 
 def engine_like(request: Any, job: Job, **fields: Any) -> Any:
-    """As much of a scheduler as the comparison asks, for one job that nothing else is wrong with."""
+    """The part of a scheduler that the comparison reads, for one job without any other difference."""
     nothing_wrong: dict[str, Any] = {
         "not_ready": lambda _: None,
         "misfit": lambda _: None,

@@ -124,7 +124,7 @@ def test_every_preset_serves_every_request_once_beside_a_connector(policy: str, 
 
 
 def offloading_config(*, asynchronous: bool) -> Any:
-    """What `--kv-offloading-size` makes."""
+    """The configuration that `--kv-offloading-size` makes."""
     config = engine_config(
         str(ensure_demo_random()),
         kv_offloading_size=0.125,

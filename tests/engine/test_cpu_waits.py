@@ -27,7 +27,7 @@ def unpatched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def ends(tmp_path: Path) -> Iterator[tuple[SpinCondition, SpinCondition]]:
-    """Who sends messages, and who waits for them and has just read one."""
+    """The two ends of a queue: the sender, and the receiver, which has just read one message."""
     with zmq.Context() as context:
         address = f"ipc://{tmp_path / 'word'}"
         writer = SpinCondition(is_reader=False, context=context, notify_address=address)

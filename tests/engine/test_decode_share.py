@@ -16,7 +16,7 @@ STREAM, TIMES = 16, 64
 
 
 class Law(UnknownCost):
-    """What a step takes, known from the start."""
+    """A known law of step times."""
 
     def prefill_s(self, num_tokens: int) -> float:
         return BASE_S + TOKEN_S * num_tokens

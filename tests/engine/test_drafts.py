@@ -1,4 +1,4 @@
-"""What steps with drafts bring: the real scheduler, with made-up drafts of which some are right."""
+"""The tokens of steps with drafts: the real scheduler, with made-up drafts of which some are right."""
 
 from __future__ import annotations
 

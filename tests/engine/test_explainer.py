@@ -1,4 +1,4 @@
-"""What the real scheduler writes down of each request, without a model."""
+"""The real scheduler's notes about each request, without a model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class SecondSteps(HearingEngine):
         return 0.5
 
     def serve(self, script: list[ScriptedRequest], max_steps: int = 3_000) -> None:
-        """From the first arrival to the last end."""
+        """Serve from the first arrival to the last end."""
         pending = sorted(script, key=lambda each: each.arrival_step)
         for step in range(max_steps):
             self.now_s = float(step)

@@ -1,4 +1,4 @@
-"""How long answers may get where requests set no limit: read as vLLM reads it."""
+"""The longest answers of requests that set no limit: read as vLLM reads it."""
 
 from __future__ import annotations
 

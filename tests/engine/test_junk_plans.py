@@ -78,7 +78,7 @@ HOOKS = [
 
 @dataclass(frozen=True)
 class Fault:
-    """What one call of one part does, once, after so many sound calls: raise, or answer with junk."""
+    """One wrong call of one part, after some sound calls: it raises, or returns junk."""
 
     part: str
     call: str

@@ -1,4 +1,4 @@
-"""How layers share the KV cache, held against vLLM's own KV cache specs of models that it builds without weights."""
+"""How layers share the KV cache, compared with vLLM's own KV cache specs of models that it builds without weights."""
 
 from __future__ import annotations
 

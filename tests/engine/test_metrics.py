@@ -29,7 +29,7 @@ NOT_A_TOTAL = {
 
 
 def config(scheduler: object = None, **additional: object) -> SimpleNamespace:
-    """As much of vLLM's configuration as a stat logger looks at."""
+    """The part of vLLM's configuration that a stat logger reads."""
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(scheduler_cls=scheduler), additional_config=additional
     )
@@ -63,7 +63,7 @@ def sample(name: str, engine: int, **labels: str) -> float:
 
 
 def of_total(name: str, engine: int) -> float:
-    """What /metrics says of a total of `Counters`, by its flat name."""
+    """The value on /metrics of a total of `Counters`, by its flat name."""
     kind, _, reason = name.partition(".")
     if reason:
         return sample(f"headway_{kind}_total", engine, reason=reason)

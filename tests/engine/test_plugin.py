@@ -31,7 +31,7 @@ def registered() -> None:
 
 
 def plugin(group: str) -> Any:
-    """What vLLM finds under our name in one of its plug-in groups."""
+    """The object that vLLM finds under Headway's name in one of its plug-in groups."""
     (entry,) = entry_points(group=group, name="headway")
     return entry.load()
 

@@ -1,4 +1,6 @@
-"""From HTTP to the scheduler and back, without a server: the plug-in's own ASGI app, and vLLM's engine core class."""
+"""Questions from HTTP to the scheduler and back, without a server: the plug-in's own ASGI app, and vLLM's engine
+core class.
+"""
 
 from __future__ import annotations
 
@@ -112,7 +114,7 @@ def test_what_nobody_knows_is_not_found() -> None:
 
 
 def points(groups: dict[str, list[str]]) -> Any:
-    """In place of the installed entry points."""
+    """Entry points that replace the installed ones."""
     return lambda group: [EntryPoint(name, "x:y", group) for name in groups.get(group, [])]
 
 

@@ -29,7 +29,7 @@ def queue() -> WindowQueue:
 
 
 def drain(queue: WindowQueue) -> list[Any]:
-    """What vLLM's admission loop would take: pops as long as the queue is true."""
+    """The requests that vLLM's admission loop would take: it pops as long as the queue is true."""
     taken = []
     while queue:
         assert queue.peek_request() is queue.peek_request()

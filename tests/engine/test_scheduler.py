@@ -473,7 +473,7 @@ def _ask(built: Any) -> None:
 
 
 def _schedule_no_more(built: Any) -> None:
-    """Nothing: the step's output comes without vLLM having asked for anything in between."""
+    """Do nothing: the step's output comes without another call of vLLM in between."""
 
 
 @MODES

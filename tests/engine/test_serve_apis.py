@@ -59,7 +59,7 @@ def responses(serving: Serving) -> Iterator[openai.OpenAI]:
 
 
 def headway(*words: str) -> str:
-    """What a command prints."""
+    """The output of a command."""
     done = subprocess.run(
         [sys.executable, "-m", "headway.cli", *words], capture_output=True, text=True, timeout=120
     )
@@ -118,7 +118,7 @@ def test_requests_are_explained_and_shadowed_over_http(serving: Serving) -> None
 
 
 def expired(serving: Serving) -> int:
-    """How many of its requests the engine let go unserved."""
+    """The number of this server's requests that the engine dropped as expired."""
     records = read_records(serving.records.with_name("served-0.jsonl"))
     return sum(record.outcome is Outcome.EXPIRED for record in records)
 

@@ -21,7 +21,7 @@ FULL_DISK = Path("/dev/full")
 
 
 def asking(path: Path, data_parallel: int = 1, index: int = 0) -> Any:
-    """What is read of a scheduler."""
+    """The part of a scheduler that is read."""
     parallel = SimpleNamespace(data_parallel_size=data_parallel, data_parallel_index=index)
     return SimpleNamespace(settings=SimpleNamespace(records=str(path)), parallel_config=parallel)
 

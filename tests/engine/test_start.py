@@ -53,7 +53,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def build(config: Any, **settings: Any) -> Any:
-    """As vLLM would build its scheduler."""
+    """Build the scheduler as vLLM does."""
     config.additional_config = {"headway": settings}
     return make_scheduler(HeadwayScheduler, config, num_blocks=64)
 
@@ -351,7 +351,7 @@ def test_the_tested_number_starts_without_a_word_whatever_it_was_built_for(
 
 
 def rewritten(self: Any, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
-    """What vLLM's own does without a multi-token drafter, in other words."""
+    """vLLM's own rule without a multi-token drafter, written differently."""
     return num_new_tokens if num_new_tokens > 0 else 0
 
 

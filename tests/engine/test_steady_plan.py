@@ -159,7 +159,7 @@ def test_what_holds_beside_a_target_between_tokens_is_what_would_be_planned(
 
 
 def without_run(plan: StepPlan) -> tuple[Any, ...]:
-    """All that a plan says but in which order its residents run."""
+    """A plan's content except the order in which its residents run."""
     return (
         list(plan.admit),
         plan.preempt,

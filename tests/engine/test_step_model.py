@@ -30,7 +30,7 @@ DEMO = {
 def config(
     values: dict[str, Any], mode: CUDAGraphMode = CUDAGraphMode.FULL_AND_PIECEWISE, captured: int | None = 512
 ) -> Any:
-    """As much of vLLM's configuration as is read."""
+    """The part of vLLM's configuration that is read."""
     hf_config = SimpleNamespace(to_dict=lambda: values)
     return SimpleNamespace(
         model_config=SimpleNamespace(hf_config=hf_config, model="demo"),

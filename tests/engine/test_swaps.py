@@ -180,7 +180,7 @@ def test_drafts_that_are_refused_after_their_job_was_swapped_do_no_harm(
 
 
 def moment(built: Any, request_id: str) -> str:
-    """Where a request is on its way through the engine."""
+    """The stage of a request on its way through the engine."""
     job, copies = built.jobs[request_id], built.swaps.copies
     if job in copies.restoring:
         return "restoring"
@@ -262,7 +262,7 @@ WRONG_TOKEN = 888_888
 
 
 class FailingMirror(MirrorEngine):
-    """Some copies one way come to nothing; a step that finds their KV missing samples a wrong token."""
+    """Fails some copies in one direction; a step that finds their KV missing samples a wrong token."""
 
     def __init__(self, built: Any, copy_steps: int, direction: Direction) -> None:
         super().__init__(built, copy_steps)

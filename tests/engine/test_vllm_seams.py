@@ -87,7 +87,7 @@ def change(target: str) -> None:
 
 
 class Warnings(logging.Handler):
-    """What Headway warns of."""
+    """Collects Headway's warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -124,7 +124,7 @@ def started(edit: Callable[[str], None], target: str, stock: Any, ours: Any) -> 
 
 
 def in_a_fork(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What `work` returns in a fork of this process."""
+    """The result of `work` in a fork of this process."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

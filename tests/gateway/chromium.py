@@ -64,7 +64,7 @@ class Tab:
         await self.until("document.readyState === 'complete'")
 
     async def value(self, expression: str) -> Any:
-        """What an expression is in the page."""
+        """The value of an expression in the page."""
         answer = await self.send(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )

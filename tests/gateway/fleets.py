@@ -52,7 +52,9 @@ class SmallServer:
         return self.folder / f"{self.name}.json"
 
     def behave(self, **ways: Any) -> None:
-        """From the next request (or launch) on; as one file, so that it never reads half of it."""
+        """Set its behaviour from the next request (or launch) on; written as one file, so that the server never
+        reads half of it.
+        """
         new = self.state_file.with_suffix(".new")
         new.write_text(json.dumps(ways))
         new.replace(self.state_file)

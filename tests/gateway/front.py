@@ -30,7 +30,7 @@ CHAT = {"model": "small", "messages": [{"role": "user", "content": "one two thre
 
 @dataclass
 class Answer:
-    """What a client got."""
+    """The answer that a client received."""
 
     status: int
     headers: dict[str, str]
@@ -48,7 +48,7 @@ class Answer:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """Of a stream, without the end mark, which has to be there."""
+        """The events of a stream, without the end mark, which must be there."""
         *events, done = [line[6:] for line in self.body.split(b"\n") if line.startswith(b"data: ")]
         assert done == b"[DONE]"
         return [json.loads(event) for event in events]

@@ -26,7 +26,7 @@ class _Server(uvicorn.Server):
 
 @asynccontextmanager
 async def serving(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
-    """Its base URL; ends with every connection closed."""
+    """Serve the application and yield its base URL; at the end every connection is closed."""
     http = (
         cast("type[asyncio.Protocol]", partial(Connection, app.limits))
         if isinstance(app, Gateway)

@@ -25,7 +25,7 @@ from tests.gateway.named_upstream import TOKEN as _TOKEN
 
 
 class Bad(Exception):
-    """What a request says is not accepted."""
+    """A request with content that is not accepted."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ def _checked(body: Any, *, chat: bool) -> dict[str, Any]:
 
 
 def _prompts(body: dict[str, Any]) -> int:
-    """How many there are: a list of texts or of lists of tokens is one each."""
+    """The number of prompts: a list of texts or of lists of tokens has one each."""
     prompt = body.get("prompt")
     return len(prompt) if isinstance(prompt, list) and isinstance(prompt[0], str | list) else 1
 
@@ -136,7 +136,7 @@ async def _health(_request: web.Request) -> web.Response:
 
 @asynccontextmanager
 async def upstream() -> AsyncIterator[str]:
-    """Its base URL."""
+    """Run the server and yield its base URL."""
     app = web.Application()
     app.router.add_get("/v1/models", _models)
     app.router.add_get("/version", _version)

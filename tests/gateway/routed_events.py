@@ -39,7 +39,7 @@ MAX_TOKENS = 32
 
 
 class What(Enum):
-    """What happens to a request."""
+    """An event in the life of a request."""
 
     ARRIVES = "it comes"
     STARTS = "its first token is out"
@@ -115,7 +115,7 @@ class ScriptedInstance:
 
 
 def simulated(events: Sequence[Event], router: str, names: Sequence[str]) -> Placed:
-    """Where the cluster sends them, event after event, a second apart."""
+    """Where the cluster sends the requests, with an event a second."""
     loop, placed, jobs = EventLoop(), Placed(), dict[str, Job]()
     cluster = Cluster(loop, build_router(router), default_max_output_tokens=MAX_TOKENS)
     for name in names:
@@ -193,7 +193,7 @@ class Told:
 
 @dataclass
 class Script:
-    """What the upstreams do with each request, told one event at a time."""
+    """The upstreams' actions for each request, told one event at a time."""
 
     placed: Placed = field(default_factory=list)
     orders: dict[str, asyncio.Queue[What]] = field(default_factory=dict)
@@ -229,7 +229,7 @@ async def upstreams(script: Script, names: Sequence[str]) -> AsyncIterator[list[
 
 
 async def routed(events: Sequence[Event], router: str, names: Sequence[str]) -> Placed:
-    """Where a gateway sends them, each event after the one before was taken in by everybody."""
+    """Where a gateway sends the requests, each event after all parts have taken in the one before."""
     script, told = Script(), Told(build_router(router))
     async with AsyncExitStack() as stack:
         members = await stack.enter_async_context(upstreams(script, names))

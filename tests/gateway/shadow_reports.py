@@ -1,4 +1,4 @@
-"""What a shadow reports, as its command prints it."""
+"""Reports of a shadow, as its command prints them."""
 
 from __future__ import annotations
 

@@ -32,13 +32,13 @@ MODELS = '{"object": "list", "data": [{"id": "small", "max_model_len": 4096}]}'
 
 
 def state(file: Path) -> dict[str, Any]:
-    """What the test wants now."""
+    """The behaviour that the test wants now."""
     known: dict[str, Any] = json.loads(file.read_text())
     return known
 
 
 def counted(steps: int, running: int) -> str:
-    """What an engine says of itself."""
+    """The metrics of an engine."""
     return f'headway_steps_total{{engine="0"}} {steps:.1f}\nvllm:num_requests_running{{engine="0"}} {running:.1f}\n'
 
 
@@ -96,7 +96,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b"data: [DONE]\n\n")
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ NAMES = ("lp-0", "lp-1", "hp-0")
 
 
 class Book(RuleBasedStateMachine):
-    """Any order of what can happen to requests, whatever dies."""
+    """Applies the events of requests in any order, with deaths of instances."""
 
     entries: Bundle[Entry] = Bundle("entries")
 

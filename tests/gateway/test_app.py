@@ -558,7 +558,7 @@ async def test_what_is_asked_for_names_no_other_host(method: str, target: str) -
 
 
 async def said_to(front: Front, method: str, target: str, key: str = "") -> bytes:
-    """What is answered to a target as it is written, which a client library would write in its own way."""
+    """The response to a target sent as written; a client library would normalise it."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(front.url.rpartition(":")[2]))
     shown = f"Authorization: Bearer {key}\r\n" if key else ""
     writer.write(f"{method} {target} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n{shown}\r\n".encode())

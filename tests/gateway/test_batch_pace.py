@@ -1,4 +1,4 @@
-"""How many requests of batches are in flight, and what is foretold of windows."""
+"""The number of batch requests in flight, and the forecasts of batches' windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is kept of batches survives whatever ends the process, and takes one answer a request."""
+"""Stored batches survive any end of the process, and take one answer a request."""
 
 from __future__ import annotations
 

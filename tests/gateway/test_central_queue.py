@@ -107,7 +107,7 @@ def named(count: int, **fields: Any) -> list[dict[str, Any]]:
 
 
 def outcomes(front: Front) -> dict[str, Outcome | None]:
-    """Of all requests that ended, of which each name was there once."""
+    """The outcomes of all ended requests; each name must occur once."""
     found = {entry.id: entry.outcome for entry in front.accounts.recent}
     assert len(found) == len(front.accounts.recent)
     return found

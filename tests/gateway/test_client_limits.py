@@ -1,4 +1,4 @@
-"""What all clients together may make the gateway hold: connections and bytes."""
+"""Limits on the connections and bytes that all clients together may hold."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ A = b"a" * 2**16
 
 
 async def answer_to(front: Front, parts: Iterable[bytes]) -> tuple[bytes, int]:
-    """What a client reads until the connection ends, and how many bytes it sent; it sends until it is cut off."""
+    """The bytes that a client reads until the connection ends, and the number it sent; it sends until it is cut off."""
     reader, writer = await connected(front)
     sent = 0
     for part in parts:

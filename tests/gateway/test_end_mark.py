@@ -12,7 +12,7 @@ LEAVES_AT = b"data: [DONE]\n\n"
 
 
 async def read_to_the_end_mark(front: Front) -> bytes:
-    """What a client got that hangs up at the end mark, as `headway replay` does."""
+    """The bytes received by a client that hangs up at the end mark, as `headway replay` does."""
     body = json.dumps({**PROMPT, "stream": True}).encode()
     got = b""
     async with front.session.post(f"{front.url}/v1/completions", data=body) as response:

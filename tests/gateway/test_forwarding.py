@@ -1,4 +1,4 @@
-"""What changes instances reaches all of them; the rest of the API keeps to the limits of all requests."""
+"""Requests that change instances reach all of them; the rest of the API obeys the limits of all requests."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def commenting(
 
 
 async def open_stream(front: Front, body: dict[str, Any], path: str, let_go: asyncio.Event) -> bytes:
-    """All bytes of a stream, of which a comment comes before anything else."""
+    """All bytes of a stream that must begin with a comment."""
     headers = {"Content-Type": "application/json"}
     async with front.session.post(front.url + path, data=json.dumps(body), headers=headers) as response:
         assert response.status == 200

@@ -40,7 +40,7 @@ def whole_of(path: str, tokens: int) -> bytes:
 
 
 async def say(turn: Turn, data: bytes) -> None:
-    """Some of a stream, its head first."""
+    """Send a piece of a stream, with the head first."""
     if turn.response is None:
         turn.response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await turn.response.prepare(turn.request)
@@ -48,7 +48,7 @@ async def say(turn: Turn, data: bytes) -> None:
 
 
 def answering(tokens: int) -> Callable[[Turn], Awaitable[None]]:
-    """So many of them, as they were asked for."""
+    """Answer with this many tokens."""
 
     async def act(turn: Turn) -> None:
         path = turn.request.path

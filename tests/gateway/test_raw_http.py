@@ -43,7 +43,7 @@ class Running:
         return time.clock_gettime(self.clock)
 
     def say(self, pieces: list[bytes], patience_s: float = QUIET_S) -> bytes:
-        """What is answered to these bytes, whose sender stops listening once nothing more comes."""
+        """The response to these bytes; the client stops listening once nothing more comes."""
         answer = b""
         with socket.create_connection(("127.0.0.1", self.port)) as client:
             client.settimeout(patience_s)

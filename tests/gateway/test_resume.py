@@ -73,7 +73,7 @@ async def whole(kind: str, **fields: Any) -> Answer:
 
 
 def shapes(answer: Answer) -> set[str]:
-    """What kinds of events there are: everything but the texts, which may be cut differently."""
+    """The kinds of events in an answer, without the texts, which may be cut differently."""
     found = set()
     for event in answer.events:
         choices = [

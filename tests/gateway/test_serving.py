@@ -31,7 +31,7 @@ TEXT = text_of(answer_ids(prompt_ids("one two three"), 8))
 
 
 async def direct(instance: Upstream, front: Front, path: str, body: dict[str, Any]) -> Answer:
-    """What the instance says to the same request without a gateway."""
+    """The instance's answer to the same request without a gateway."""
     instance.turns.clear()
     data = json.dumps(body).encode()
     return await ask(front.session, "POST", instance.url + path, data, {"Content-Type": "application/json"})

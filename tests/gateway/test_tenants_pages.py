@@ -51,7 +51,7 @@ ROUTES = {
 
 
 async def ask_for_all(front: Front, key: str) -> dict[str, str]:
-    """What a tenant's key asks for, so that there is something to see; what paths are called by it."""
+    """Send requests with a tenant's key, so that there is something to see; return a label for each path."""
     secret, allowed = f"secret-of-{key}", {"Authorization": f"Bearer {key}"}
     for path, body in (("/v1/completions", PROMPT), ("/v1/chat/completions", CHAT)):
         assert (await front.post(body, path, x_request_id=secret, **allowed)).status == 200

@@ -23,7 +23,7 @@ def token_bytes(token: int) -> bytes:
 
 
 def next_token(ids: list[int]) -> int:
-    """What a greedy model would say: it depends on everything before."""
+    """The next token of a greedy model, which depends on all tokens before."""
     last = ids[-1] if ids else 0
     if last in (190, 191):
         return last + 1
@@ -226,7 +226,7 @@ class Turn:
         await self.event({**self.head, "choices": [self._choice(text, [token], finish, stop, first=first)]})
 
     async def leave(self, reason: str) -> None:
-        """What a policy's departure looks like, before the first token."""
+        """Imitate the departure of a request that a policy gives up, before the first token."""
         if not self.streams:
             await self.whole(finish="abort", stop=f"headway:{reason}", tokens=0)
             return
@@ -276,7 +276,7 @@ class Turn:
     def _choice(
         self, text: str, ids: list[int], finish: str | None, stop: str | None, *, first: bool
     ) -> dict[str, Any]:
-        """In the order in which vLLM writes them."""
+        """A choice, with its keys in vLLM's order."""
         if self.chat:
             chat = {"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": finish}
             reason = {} if finish is None else {"stop_reason": stop}
@@ -293,7 +293,7 @@ class Turn:
 
 
 def _json(value: dict[str, Any]) -> bytes:
-    """As pydantic writes it: nothing between, and every character as it is."""
+    """Encode as pydantic does: without spaces, and without escapes."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 

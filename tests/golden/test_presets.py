@@ -1,4 +1,4 @@
-"""What each preset makes of one small workload, record by record; `make golden` rewrites, the diff is reviewed."""
+"""Each preset's records of one small workload; `make golden` rewrites them, and the diff is reviewed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def workload() -> tuple[list[Job], dict[str, int]]:
 
 
 def predict(policy: Policy, jobs: list[Job], true_output: dict[str, int]) -> None:
-    """Where the policy goes by predictions: for three jobs in four, up to twice too much or little, told they hold."""
+    """Give three jobs in four a predicted length, up to twice too much or little, for policies that use
+    predictions; report that the predictions hold.
+    """
     if not isinstance(policy.order, Predicting):
         return
     rng = random.Random(8)

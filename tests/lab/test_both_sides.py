@@ -1,4 +1,4 @@
-"""What a client and engines say of the same requests, put together."""
+"""Clients' and engines' records of the same requests, joined."""
 
 from __future__ import annotations
 

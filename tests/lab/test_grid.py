@@ -45,7 +45,7 @@ def test_loads_are_rounded_as_folders_are_named() -> None:
         ("1,1", None, "accepted: loads that differ"),
         ("1,1.0000001", None, "accepted: loads that differ"),
         ("1..1.000001", 5, "which gives 5 loads; accepted: loads that differ"),
-        ("2..1", 5, "accepted: a range that rises"),
+        ("2..1", 5, "accepted: A..B with A below B"),
         ("1..", 5, "rate_scale is '1..'"),
         ("1..2..3", 5, "rate_scale is '1..2..3'"),
         ("1", 5, "steps is 5, but rate_scale is '1'; accepted with a range, as 0.5..1.5"),

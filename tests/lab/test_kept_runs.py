@@ -28,7 +28,7 @@ def told(runs: Sequence[Run], results: Sequence[str]) -> str:
 
 
 def stopped(runs: Sequence[Run], results: Sequence[str]) -> str:
-    """As `told`, up to the third of a group."""
+    """The messages as in `told`, up to the third of a group."""
     if len(results) == 2:
         raise KeyboardInterrupt
     return told(runs, results)

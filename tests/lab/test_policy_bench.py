@@ -1,4 +1,4 @@
-"""How a bench has lengths predicted; the servers it starts are tested with `headway bench` itself."""
+"""The length predictors of a bench; the servers it starts are tested with `headway bench` itself."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ MadeOf = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def visiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[MadeOf]:
-    """What the visiting policy is made of, once its package was written with these changes."""
+    """The content of the visiting policy after its package was written with these changes."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # or edits within a second would not be seen
 

@@ -51,7 +51,7 @@ def process_number(_: int) -> int:
 
 
 def number_in(path: Path) -> int:
-    """What a worker wrote; waits for it."""
+    """The number that a worker wrote; waits for it."""
     for _ in range(600):
         if path.exists() and path.read_text():
             return int(path.read_text())

@@ -83,7 +83,7 @@ def told(record: Record, **other: Any) -> dict[str, Any]:
 
 
 def answer(records: list[Record], rows: list[list[float]], **other: Any) -> dict[str, Any]:
-    """What an engine of these sizes says at the end of the run."""
+    """An engine's report, with these sizes, at the end of the run."""
     sizes = asdict(SYSTEM.limits)
     return {
         "now_s": max((record.finished_s or 0.0 for record in records), default=0.0),

@@ -1,4 +1,4 @@
-"""What a fleet of simulated engines told, and how many of them it needs."""
+"""Reports of a fleet of simulated engines, and the number of engines it needs."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def sweep_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def sweep(sweep_root: Path) -> list[CellResult]:
-    """What ASKED comes to, for those who only read it."""
+    """The results of ASKED, for tests that only read them."""
     return simulated(ASKED, sweep_root)
 
 
@@ -105,7 +105,7 @@ def single_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def single(single_root: Path) -> list[CellResult]:
-    """What SINGLE comes to, for those who only read it."""
+    """The results of SINGLE, for tests that only read them."""
     return simulated(SINGLE, single_root)
 
 
@@ -460,7 +460,7 @@ def rendered(folder: CellFolder, results: list[CellResult], width: int = 200) ->
     from rich.console import Console
 
     text = StringIO()
-    Console(file=text, width=width).print(tables(folder, results))
+    Console(file=text, width=width).print(tables(folder, results, load_name="rate scale"))
     return text.getvalue()
 
 
@@ -490,12 +490,12 @@ def test_a_sweep_says_at_which_loads_it_limps(tmp_path: Path) -> None:
         parts=Parts(leaving=("queue-bound:max_waiting=2",)),
     )
     text = rendered(CellFolder(tmp_path, drop.grid), simulated(drop, tmp_path))
-    assert "load 1: latencies are not comparable" in text
-    assert "load 0.01: latencies" not in text
+    assert "rate scale 1: latencies are not comparable" in text
+    assert "rate scale 0.01: latencies" not in text
 
 
 def test_pictures_of_a_sweep(sweep: list[CellResult]) -> None:
-    pictures = sweep_pictures(sweep)
+    pictures = sweep_pictures(sweep, load_name="rate scale")
     assert set(pictures) == {
         "goodput.svg", "throughput-rps.svg", "mean-ttft.svg", "p99-ttft.svg", "mean-jct.svg", "p99-jct.svg"
     }  # fmt: skip

@@ -21,7 +21,7 @@ LAW = StepTimeLaw(
 def write_costs(
     path: Path, *, jobs: int, tokens: int, graphed_tokens: int = 0, engine: EngineDefaults | None = None
 ) -> Path:
-    """One that was measured with steps of up to so many jobs and tokens."""
+    """A cost file measured with steps of up to this many jobs and tokens."""
     copies = TransferModel(start_s=0.0, bytes_per_s=1e9)
     step = MeasuredStep(
         num_jobs=jobs,

@@ -21,6 +21,6 @@ _ALL_FINISHED = {
 
 
 def summary(**values: Any) -> Summary:
-    """With these values; a hundred requests that finished, and nothing else measured, where they say nothing."""
+    """A summary with these values; by default a hundred requests finished, and nothing else was measured."""
     unmeasured = dict.fromkeys(Summary.__dataclass_fields__)
     return Summary(**{**unmeasured, **_ALL_FINISHED, **values})

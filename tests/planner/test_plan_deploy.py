@@ -37,7 +37,7 @@ SLO = Slo(ttft_s=0.25, tbt_s=0.05, deadline_s=9.0)
 
 
 def parsed(configuration: Configuration, slo: Slo) -> dict[str, Any]:
-    """What the real command line makes of the command, typed into a shell."""
+    """The real command line's reading of the command as typed into a shell."""
     words = shlex.split(command(arguments("Qwen/Qwen3-8B", configuration, slo)))
     assert words[:2] == ["headway", "serve"]
     found: dict[str, Any] = _load("serve").make_context("serve", words[2:]).params

@@ -41,7 +41,7 @@ def made(index: Index, gpus: int = 1, policy: str = "vllm") -> Configuration:
 
 
 def grid(*shape: int, gpus: int = 1, policy: str = "vllm", without: int | None = None) -> PolicySettings:
-    """All of a shape but what has this many seats less one."""
+    """All settings of a shape except the one with this many seats."""
     indexes = [index for index in product(*map(range, shape)) if index[1] != without]
     found = {index: made(index, gpus, policy) for index in indexes}
     return PolicySettings(gpus, policy, shape, found, next(iter(found.values()), None))
@@ -110,7 +110,7 @@ def test_shares_are_even_as_far_as_may_be(sizes: list[int], total: int) -> None:
 
 
 def space(*grids: PolicySettings) -> Space:
-    """Of these grids, each number of GPUs with its plain configuration as the default."""
+    """The space of these grids, with each number of GPUs' plain configuration as the default."""
     return Space(grids, {each.gpus: each.plain for each in grids if each.plain is not None}, {})
 
 

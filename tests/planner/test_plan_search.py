@@ -141,7 +141,7 @@ PLAN = SearchPlan(objective=Objective.JCT, samples=3, window_s=100.0, drawn=True
 
 
 def field(*numbers: int) -> dict[int, list[Configuration]]:
-    """So many configurations on 1, 2, ... GPUs, told apart by their seats."""
+    """This many configurations on 1, 2, ... GPUs, distinguished by their seats."""
     return {
         gpus: [replace(DEFAULT, gpus=gpus, policy="edf", seats=seats) for seats in range(1, number + 1)]
         for gpus, number in enumerate(numbers, start=1)

@@ -31,11 +31,11 @@ class Spoiled:
         return plan
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known."""
+        """Unknown."""
         return -inf
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
 
 def names_twice(plan: StepPlan, view: StepView, asked: int) -> None:
@@ -104,7 +104,7 @@ class NeverForgets(Arrival):
 
 @dataclass(slots=True)
 class ShedsWhoStarted:
-    """From the fifth step on sheds everybody it ever saw, since it never follows who was admitted."""
+    """From the fifth step on sheds every job it ever saw, since it never follows which were admitted."""
 
     _watched: list[Job] = field(default_factory=list)
 
@@ -120,5 +120,5 @@ class ShedsWhoStarted:
         return dict.fromkeys(self._watched if view.now_s >= 4 else (), Departure.SHED)
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known."""
+        """Unknown."""
         return -inf

@@ -1,4 +1,4 @@
-"""What every policy must keep, whatever its parts: checks that run a policy over a workload."""
+"""The rules that every policy must keep, whatever its parts: checks that run a policy over a workload."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class LinearCost:
         return 0.1 * shape.num_tokens
 
     def step_within_s(self, shape: BatchShape, confidence: float) -> float:
-        """That with a probability of a half, and never twice that."""
+        """The predicted time with a probability of a half, and never twice that."""
         return 2 * confidence * self.step_s(shape)
 
     def swap_out_s(self, num_blocks: int) -> float:
@@ -107,7 +107,7 @@ class LinearCost:
 
 
 class ReadingCost(LinearCost):
-    """As `LinearCost`, and a millisecond for each token of a context that a decode reads."""
+    """Like `LinearCost`, plus a millisecond for each token of context that a decode reads."""
 
     def step_s(self, shape: BatchShape) -> float:
         """Seconds of a step, the longer the further answers have come."""
@@ -146,7 +146,7 @@ class Instance:
         return self.policy.plans
 
     def view(self) -> StepView:
-        """What the policy sees now."""
+        """The policy's view now."""
         return self._engine.view(self.now_s)
 
     def arrive(self, job: Job) -> None:

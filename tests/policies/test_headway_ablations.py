@@ -35,8 +35,8 @@ SHARED_KERNEL = ("a100-80g", "Llama-3.1-8B")
 
 @dataclass(frozen=True, kw_only=True)
 class Crowd:
-    """So many requests, so many a second, with targets of which one is as likely as another; prompts of a length
-    log-normally about this.
+    """This many requests at this rate, with one of several equally likely targets each; prompts with log-normal
+    lengths around this one.
     """
 
     count: int
@@ -46,7 +46,7 @@ class Crowd:
     machine: tuple[str, str] = SHORT_MEMORY
 
     def requests(self) -> list[TraceRequest]:
-        """In order of arrival, by two tenants; the longer prompts begin in one of two ways."""
+        """Requests in order of arrival, by two tenants; the longer prompts begin in one of two ways."""
         rng, now_s = Random(1), 0.0
         found = []
         for number in range(self.count):

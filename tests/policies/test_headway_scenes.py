@@ -29,7 +29,7 @@ def stream(
     slo: Slo,
     tenant: str = "",
 ) -> list[TraceRequest]:
-    """So many requests of these prompts and answers."""
+    """This many requests with these prompts and answers."""
     return [
         TraceRequest(
             id=f"{name}{n}",
@@ -52,7 +52,7 @@ def served(
     max_output_tokens: int = 4096,
     machine: tuple[str, str] = ("h100", "Llama-3.1-8B"),
 ) -> list[Record]:
-    """What becomes of them on an engine with vLLM's own sizes, or so many seats, or blocks of memory."""
+    """The records of an engine with vLLM's default sizes, or this many seats or blocks."""
     requests = sorted((each for one in streams for each in one), key=lambda each: each.arrival_s)
     gpu, model = machine
     costs = calibration(gpu, model_shape(model))

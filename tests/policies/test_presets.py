@@ -17,7 +17,7 @@ KINDS = ("order", "batching", "eviction", "leaving")
 
 
 def specs(row: Preset, kind: str) -> tuple[str, ...]:
-    """What a row names of one kind."""
+    """The parts of one kind that a row names."""
     named = getattr(row, kind)
     return named if isinstance(named, tuple) else (named,)
 

@@ -10,7 +10,7 @@ from headway.policies.recent_lengths import RecentLengths
 
 
 def after(answers: list[int], window: int = 1000) -> RecentLengths:
-    """What is known after these."""
+    """The estimator after these answers."""
     lengths = RecentLengths(window)
     for tokens in answers:
         lengths.add(tokens)

@@ -1,4 +1,4 @@
-"""How long programs are kept, by what their return is worth."""
+"""How long programs' KV is kept, by the value of their return."""
 
 from __future__ import annotations
 

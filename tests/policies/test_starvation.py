@@ -1,4 +1,4 @@
-"""How long FastServe may leave a job idle, whatever comes in the meantime."""
+"""How long FastServe may leave a job idle, whatever arrives in the meantime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What families take for absent keys, held against the classes of transformers themselves."""
+"""Families' defaults for absent keys, compared with the classes of transformers themselves."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ _WINDOW = {"sliding_window": 4096} | _LONG
 
 
 def windows(config: dict[str, Any]) -> dict[int, int]:
-    """How many layers see so many tokens; 0 stands for all."""
+    """The number of layers by their window in tokens; 0 stands for all tokens."""
     return {kind.window: kind.num_layers for kind in model_shape_of(config, "m").attention_layers}
 
 

@@ -9,7 +9,7 @@ from tests.strategies import UNTIMED
 
 
 def usual(*ratios: float) -> UsualError:
-    """What is known after measurements so many times a prediction of a second."""
+    """The error after measurements of these multiples of a prediction of one second."""
     error = UsualError()
     for ratio in ratios:
         error.note(1.0, ratio)

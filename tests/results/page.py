@@ -1,4 +1,4 @@
-"""What a browser would make of a page, as far as the tests ask."""
+"""A browser's reading of a page, as far as the tests need."""
 
 import re
 from collections import Counter
@@ -44,7 +44,7 @@ class Page(HTMLParser):
         return [name for name, count in counts.items() if count > 1]
 
     def outside(self) -> list[str]:
-        """Everything the page would fetch from elsewhere, or jump to."""
+        """Every address outside the page that it would load, or link to."""
         links = [
             str(attrs[key])
             for _, attrs in self.tags

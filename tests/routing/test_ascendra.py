@@ -19,7 +19,7 @@ SPLIT = ("lp-0", "lp-1", "hp-0")
 
 
 def routed(router: Ascendra, *names: str, instances: tuple[str, ...] = SPLIT) -> list[str]:
-    """Where new jobs of these names go, one after the other."""
+    """The instances of new jobs with these names, one after the other."""
     return [router.route(make_job(name), instances) for name in names]
 
 
@@ -160,7 +160,7 @@ def test_turns_are_fair_whoever_has_started(bursts: list[int], low: int) -> None
 
 @dataclass
 class Model:
-    """What any observer of the calls may conclude about one job."""
+    """The conclusions about one job that any observer of the calls may draw."""
 
     job: Job
     at: str
@@ -196,7 +196,7 @@ class AnyCalls(RuleBasedStateMachine):
 
     @rule(model=jobs)
     def reroute(self, model: Model) -> None:
-        """Its instance was lost."""
+        """Route a job again whose instance was lost."""
         if model.job.id in self.live:
             model.waits = False
             self._place(model)

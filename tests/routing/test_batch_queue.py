@@ -181,7 +181,7 @@ class TokenTime:
         return output_tokens / 100
 
     def observe(self, size: int, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
-        """Nothing to learn."""
+        """Do nothing."""
 
 
 class NoTime(TokenTime):
@@ -410,7 +410,7 @@ def test_an_unknown_row_is_named_and_so_is_a_missing_estimate() -> None:
 
 
 class QueueMachine(RuleBasedStateMachine):
-    """Any order of arrivals, dispatches, ends and failures."""
+    """Applies arrivals, dispatches, ends and failures in any order."""
 
     def __init__(self) -> None:
         super().__init__()

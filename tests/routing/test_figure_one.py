@@ -99,7 +99,7 @@ class Pair:
 
 
 def late(pair: Pair) -> list[str]:
-    """Whose first token came after its deadline."""
+    """The requests whose first token came after its deadline."""
     return [name for name, arrival_s, _ in FIVE if pair.first_token_s[name] > arrival_s + TARGET_S]
 
 

@@ -35,7 +35,7 @@ def swapping_system(**limits: Any) -> System:
 
 @dataclass(frozen=True, kw_only=True)
 class Do:
-    """What one step does beside stock scheduling, by ids: who is preempted or paused, and who may not start."""
+    """The actions of one step besides stock scheduling, by ids: preemptions, pauses, and jobs that may not start."""
 
     preempt: Mapping[str, Fate] = field(default_factory=dict)
     pause: str = ""
@@ -46,7 +46,7 @@ class Do:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What one step saw and did."""
+    """The state and the actions of one step."""
 
     free: int
     coming: int

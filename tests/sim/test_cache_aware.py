@@ -1,4 +1,4 @@
-"""What sending conversations back to where their beginning is cached is worth to several simulated engines."""
+"""The gain, over several simulated engines, of sending conversations back to where their beginning is cached."""
 
 from __future__ import annotations
 

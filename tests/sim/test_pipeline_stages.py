@@ -49,7 +49,7 @@ class InFlight:
         assert self._under_way.popleft() == {job.id for job in outcome.tokens}
 
     def ended(self, record: Record) -> None:
-        """Nothing to check."""
+        """Check nothing."""
 
 
 def backlog(policy: str, stages: int) -> tuple[float, InFlight]:

@@ -81,7 +81,7 @@ def same_either_way(trace: list[TraceRequest], policy: Policies, system: System)
 
 
 def _known(cost: CostModel) -> tuple[float, float, float]:
-    """What an engine has learned."""
+    """An engine's learned costs."""
     return (cost.prefill_s(50), cost.swap_out_s(9), cost.swap_in_s(9))
 
 

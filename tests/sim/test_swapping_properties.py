@@ -1,4 +1,4 @@
-"""Whatever a policy swaps, offloads and prefetches, everything ends and every block is somewhere."""
+"""Whatever a policy swaps, offloads and prefetches, everything ends and every block is accounted for."""
 
 from __future__ import annotations
 

@@ -282,7 +282,7 @@ def test_chapters_follow_one_another_without_gap_and_the_tokens_add_up(
 
 
 def check_explanation(found: Explanation | None, record: Record) -> None:
-    """Its parts add up to what is known from elsewhere."""
+    """Check that the parts of an explanation add up to independently known values."""
     assert found is not None
     queued = sum(c.end_s - c.start_s for c in found.story.chapters if c.kind in (Kind.WAITED, Kind.SWAPPED))
     assert found.waited_s == pytest.approx(queued)

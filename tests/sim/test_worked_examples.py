@@ -107,7 +107,7 @@ def test_an_answer_that_outgrows_the_memory_fails_and_the_rest_goes_on() -> None
 
 
 class AmpleMemory(LinearCost):
-    """That of `limits` in blocks of 16."""
+    """A cost model with the KV memory of `limits` in blocks of 16."""
 
     @property
     def kv_tokens(self) -> int:

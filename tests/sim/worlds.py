@@ -127,7 +127,7 @@ class _Together:
 
 
 def moved(id_: str) -> str:
-    """Where the record of a request's move is found."""
+    """The key under which the record of a request's move is kept."""
     return f"{id_}, moved"
 
 

@@ -127,7 +127,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {  # what: file, where the error is, wh
     "mooncake beyond any length": (MOONCAKE.replace(b"600", b"6" * 30), ", line 1", "input_length is '666"),
     "mooncake in seconds": (
         b"".join(MOONCAKE.replace(b"5,", b"%.1f," % time, 1) for time in (0, 0.5, 1)),
-        ": timestamp is taken for ms, and arrivals would be 0.0005 s apart in the mean",
+        ": timestamp is taken for ms, and arrivals would be 0.0005 s apart on average",
         "accepted: 0.01 to 300 s, or the unit told by --time-unit s|ms|us|ns",
     ),
     "mooncake in nanoseconds": (
@@ -151,7 +151,7 @@ BAD: dict[str, tuple[bytes, str, str]] = {  # what: file, where the error is, wh
         "accepted: s",
     ),
     "burstgpt in milliseconds": (
-        BURSTGPT + b"0,GPT-4,1,1\n9000,GPT-4,1,1\n", ": Timestamp is taken for s", "9e+03 s apart in the mean",
+        BURSTGPT + b"0,GPT-4,1,1\n9000,GPT-4,1,1\n", ": Timestamp is taken for s", "9e+03 s apart on average",
     ),
     "array of others": (b'[{"at": 0, "tokens": 3}]', ", item 1", "the keys are 'at, tokens'; accepted: Headway"),
     "array of numbers": (b"[1]", ", item 1", "accepted: a JSON object"),

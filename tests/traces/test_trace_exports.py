@@ -1,4 +1,4 @@
-"""What benchmarks, servers and tracers write, as their documentation and sources have it."""
+"""Files of benchmarks, servers and tracers, in the form of their documentation and sources."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ REFUSED = {
     "aiperf's text_input": (lines({"text_input": "Hi", "output_length": 5}), "an aiperf trace of texts"),
     "aiperf in no time": (
         lines(*({"session_id": "a", "delay": 2, "input_length": 5, "output_length": 5},) * 2),
-        "would be 0.002 s apart in the mean",
+        "would be 0.002 s apart on average",
     ),
     "other spans": (lines(otlp(span(1) | {"attributes": attributes({"http.method": "GET"})})), "without gen_ai.usage"),
     "gateway": (

@@ -1,4 +1,4 @@
-"""The `headway` command: one file per subcommand, read only when it is asked for."""
+"""The `headway` command: one file per subcommand, imported only when that subcommand runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COMMANDS = {
     "doctor": "Say what is installed, what works with this vLLM, and how to mend the rest.",
     "policies": "Show the preset table: what each policy is made of.",
 }
-"""Subcommand -> what `headway --help` says of it; each is a function of its own name in a module of that name."""
+"""Subcommand -> its summary in `headway --help`. Each is the function of that name in the module of that name."""
 
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -43,10 +43,10 @@ COME_BY = {
         "the packages that `headway doctor` names",
     ),
 }
-"""Module that may be missing -> what brings it."""
+"""Module that may be missing -> what installs it."""
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""How a system says that what is written finds no place: the disk's, the user's or the file's limit, a broken disk."""
+"""Error numbers for a write that found no space: a full disk, a quota, a file size limit, or a broken disk."""
 
 EPILOG = """Try it without a download or a GPU:
 
@@ -60,12 +60,12 @@ EPILOG = """Try it without a download or a GPU:
 
 
 class AsWritten:
-    """Ends `--help` with the epilog as it is written: its examples can be copied, which Rich would break and pad."""
+    """Prints the epilog of `--help` as written. Rich would break and pad its examples, which are there to be copied."""
 
     epilog: str | None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """All but the epilog by Rich, which prints; then the epilog."""
+        """Let Rich print everything but the epilog, then add the epilog."""
         epilog, self.epilog = self.epilog, None
         super().format_help(ctx, formatter)  # type: ignore[misc]
         self.epilog = epilog
@@ -77,7 +77,7 @@ class Command(AsWritten, TyperCommand):
     """A subcommand. An error about a setting names the flag that set it."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it. What no flag set came from a file, and keeps its name in an error."""
+        """Run the subcommand. A setting that came from a file keeps its own name in an error."""
         try:
             return super().invoke(ctx)
         except HeadwayError as error:
@@ -144,8 +144,9 @@ def headway(
 
 
 def main() -> None:
-    """Run the command line; errors raised on purpose, a full disk, and names that are no text are one line on stderr
-    and exit code 2.
+    """Run the command line.
+
+    Deliberate errors, a full disk, and arguments that are not valid text become one line on stderr and exit code 2.
     """
     try:
         app(prog_name="headway")
@@ -172,12 +173,12 @@ def main() -> None:
 
 
 def _is_text(word: str) -> bool:
-    """Whether it holds no bytes that are no text, which Python keeps as lone surrogates."""
+    """Whether `word` is valid text. Python represents undecodable bytes as lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in word)
 
 
 def missing(module: str) -> str:
-    """What is said of a module that is not installed."""
+    """The error message for a module that is not installed."""
     return f"{module} is not installed; accepted: {COME_BY[module]}"
 
 
@@ -187,5 +188,5 @@ def _fail(why: str) -> NoReturn:
 
 
 def _drop_stdout() -> None:
-    """Send what stdout still holds nowhere, since Python tries once more at exit, and would complain on its own."""
+    """Discard what stdout still buffers: Python would flush it again at exit and print an error of its own."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

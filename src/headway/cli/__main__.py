@@ -1,4 +1,4 @@
-"""`python -m headway.cli`: the same as `python -m headway`."""
+"""`python -m headway.cli` runs the `headway` command, like `python -m headway`."""
 
 from headway.cli import main
 

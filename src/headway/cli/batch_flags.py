@@ -1,4 +1,4 @@
-"""Flags of a central queue, of `headway serve` and `headway replay` alike."""
+"""Flags of a central queue of batches, shared by `headway serve` and `headway replay`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchFlags:
-    """As they were given; none of the others without `batches`."""
+    """The flags as given. None of the others is accepted without `batches`."""
 
     batches: Annotated[
         str | None,
@@ -45,7 +45,7 @@ class BatchFlags:
     ] = None
 
     def check(self) -> None:
-        """Raise ConfigError for settings of batches without batches, and for those that are not accepted."""
+        """Raise ConfigError for batch settings given without `batches`, and for values that are not accepted."""
         if self.batches is not None:
             self.settings()
             if find_batch_preset(self.batches).simulated:
@@ -64,7 +64,10 @@ class BatchFlags:
         return BatchSettings(**{name: value for name, value in given.items() if value is not None})
 
     def central(self, predictor: str | None, length_model: str | Path | None) -> CentralFlags:
-        """These, with what predicts lengths and where that is kept. Raises ConfigError as `check`."""
+        """Combine these flags with the length predictor and the file that keeps what it learned.
+
+        Raises ConfigError as `check` does.
+        """
         self.check()
         if length_model is not None and predictor is None:
             raise ConfigError("--length-model is accepted with --predictor alone")
@@ -73,7 +76,7 @@ class BatchFlags:
 
 @dataclass(frozen=True, slots=True)
 class CentralFlags:
-    """A central queue, if there is one: its flags, its predictor's name, and the file that keeps what is learned."""
+    """The central queue's flags, its predictor's name, and the file that keeps what was learned."""
 
     batches: BatchFlags = field(default_factory=BatchFlags)
     predictor: str | None = None
@@ -81,9 +84,9 @@ class CentralFlags:
 
     @contextmanager
     def open(self) -> Iterator[CentralBatching | None]:
-        """What a gateway batches by, None without batches; what it learns is kept until the end of the block.
+        """Yield the batching for a gateway, or None without `batches`. Learned lengths are saved when the block ends.
 
-        Raises ConfigError for an unknown predictor or a file that cannot be read.
+        Raises ConfigError for an unknown predictor or an unreadable file.
         """
         from headway.gateway.request.central_queue import CentralBatching
         from headway.predict.lengths.choice import length_predictor
@@ -103,7 +106,7 @@ class CentralFlags:
 
 
 def _keepers(path: Path, learner: LengthLearner, times: BatchTimes) -> list[FileKeeper]:
-    """What keeps lengths and batch times from now on, both given what was kept before."""
+    """Make the keepers that save answer lengths and batch times, after loading what the file already has."""
     from headway.predict.kept_file import FileKeeper
     from headway.predict.lengths.kept import LengthKeeper, load_lengths
     from headway.predict.steps.kept_batch_times import SUFFIX, load_batch_times, save_batch_times

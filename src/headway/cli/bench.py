@@ -48,7 +48,7 @@ which did better. `headway report DIR --out FILE.html` draws what was written.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchFlags:
-    """What is compared, on which stream, and where the records go."""
+    """What to compare, on which stream of requests, and where the records go."""
 
     model: Annotated[str, Setting("`demo`, `demo-random`, a directory, or a hub name.", "M")]
     trace: TraceSource
@@ -86,7 +86,7 @@ class BenchFlags:
     as_json: Annotated[bool, Json] = False
 
     def experiment(self) -> PolicyBench:
-        """What is to be run."""
+        """Build the experiment from the flags."""
         from headway.core.slo import Slo
         from headway.engine.settings import EngineSettings
         from headway.lab.grid import parse_policies

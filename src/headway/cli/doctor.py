@@ -1,4 +1,4 @@
-"""`headway doctor`: what is installed here, what works with it, and the command that mends what does not."""
+"""`headway doctor`: what is installed, what works with it, and the command that mends each fault."""
 
 from __future__ import annotations
 
@@ -34,26 +34,26 @@ if something is wrong, else 0.
 OK, NOTE, MISSING, WRONG = "ok", "note", "missing", "wrong"
 EXIT_WRONG = 1
 OLDEST_VLLM = "0.32"
-"""Older versions lack names that the scheduler itself needs."""
+"""Oldest supported version: earlier ones lack names that the scheduler needs."""
 EXTRAS = {
     "serve": "servers, the gateway and clients",
     "fit": "`headway profile` of AdaptiveLLM's predictor",
     "reproduce": "the papers' experiments",
 }
-"""Optional parts of the package, and what needs them."""
+"""Optional parts of the package -> what needs them."""
 _SERVED = (
     ("policy", OK, "the policy decides"),
     ("stock order", NOTE, "requests are served in stock order"),
     ("refused", NOTE, "`headway serve` refuses to start"),
 )
-"""What the compatibility table says of a feature, and what that means."""
+"""Words of the compatibility table -> the severity and the explanation that `doctor` shows."""
 PLUGINS_VARIABLE = "VLLM_PLUGINS"
 _NAME = "headway"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line: how `what` is, in words, and the command that `mends` it if it is not ok."""
+    """One line of the report: the state of `what` in words, and the command that `mends` it if it is not ok."""
 
     state: str
     what: str
@@ -90,7 +90,7 @@ def line(finding: Finding) -> str:
 
 
 def findings() -> Iterator[Finding]:
-    """All findings, the quick ones first; the look into vLLM takes seconds."""
+    """Yield all findings, quick checks first; inspecting vLLM takes seconds."""
     yield Finding(OK, "Headway", f"{metadata.version(_NAME)}, Python {platform.python_version()}")
     requirements = metadata.requires(_NAME) or []
     yield from (extra_finding(extra, requirements) for extra in EXTRAS)
@@ -110,7 +110,7 @@ def findings() -> Iterator[Finding]:
 
 
 def extra_finding(extra: str, requirements: Sequence[str]) -> Finding:
-    """Whether the packages of an optional part are here. What mends it names the packages that lack, on any index."""
+    """Check that the packages of an optional part are installed. The mending command names those that are missing."""
     from packaging.requirements import Requirement
 
     parsed = [Requirement(text) for text in requirements]
@@ -134,7 +134,7 @@ def _is_met(name: str, specifier: str) -> bool:
 
 
 def version_finding(version: str | None) -> Finding:
-    """Which vLLM is here (its version as installed), and whether Headway was tested with it."""
+    """Report the installed vLLM's version, and whether Headway was tested with it."""
     from headway.engine.vllm.inspection import compatibility
 
     tested = list(compatibility())
@@ -151,7 +151,7 @@ def version_finding(version: str | None) -> Finding:
 
 
 def _is_too_old(release: str) -> bool:
-    """Whether a version is below the oldest; one that is no number (`dev`, of a build without tags) is not."""
+    """Whether a version is below the oldest supported one. False for a version without numbers, such as `dev`."""
     from packaging.version import InvalidVersion, Version
 
     try:
@@ -161,7 +161,7 @@ def _is_too_old(release: str) -> bool:
 
 
 def _installing(release: str, *options: str) -> str:
-    """The command that installs a version of vLLM in place of the one that is here."""
+    """The command that replaces the installed vLLM by this release."""
     from headway.engine.machine import is_cpu_build
 
     if is_cpu_build():
@@ -170,7 +170,7 @@ def _installing(release: str, *options: str) -> str:
 
 
 def plugin_finding(allowed: str | None) -> Finding:
-    """Whether vLLM loads Headway's plug-in: `allowed` is the list of plug-ins in the environment, None for all."""
+    """Whether vLLM loads Headway's plug-in. `allowed` is the list in VLLM_PLUGINS, None for all plug-ins."""
     if allowed is not None and _NAME not in allowed.split(","):
         with_ours = ",".join(filter(None, [*allowed.split(","), _NAME]))
         return Finding(
@@ -183,7 +183,7 @@ def plugin_finding(allowed: str | None) -> Finding:
 
 
 def compatibility_findings(version: str) -> Iterator[Finding]:
-    """What the tests found of each feature of vLLM in this version; nothing for a version that was not tested."""
+    """Yield what the tests found for each vLLM feature in this version; nothing for an untested version."""
     from headway.engine.vllm.inspection import compatibility
 
     features = compatibility().get(_release(version), {})
@@ -193,7 +193,7 @@ def compatibility_findings(version: str) -> Iterator[Finding]:
 
 
 def feature_findings(inspected: Inspected) -> Iterator[Finding]:
-    """What Headway adds to vLLM: how much of it works, and each feature that does not."""
+    """Yield how many of Headway's additions to vLLM work, and a finding for each that does not."""
     from headway.engine.vllm.inspection import compatibility
 
     working = [feature for feature in inspected.features if feature.works]
@@ -210,7 +210,7 @@ def feature_findings(inspected: Inspected) -> Iterator[Finding]:
 
 
 def device_findings(inspected: Inspected) -> Iterator[Finding]:
-    """The GPUs or cores that this vLLM computes on, and how instances are bound to them."""
+    """Report the GPUs or cores that this vLLM uses, and how instances are bound to them."""
     from headway.engine.machine import fastest_dtype, is_cpu_build, processors
     from headway.engine.servers.instances_command import CORES_VARIABLE, usable_cores, usable_gpus
 
@@ -249,7 +249,7 @@ def _vllm_version() -> str | None:
 
 
 def _release(version: str) -> str:
-    """The version without what it was built for: `0.32.0+cpu` is 0.32.0."""
+    """The version without its build suffix: `0.32.0+cpu` gives `0.32.0`."""
     return version.partition("+")[0]
 
 

@@ -28,7 +28,7 @@ and the last ended ones (500; `headway serve --explain N`) can be explained. Of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainFlags:
-    """Which request of which server."""
+    """Which request, of which server."""
 
     url: Annotated[str, Setting("Base URL of the server or gateway.", "URL")]
     request_id: Annotated[
@@ -48,7 +48,7 @@ class ExplainFlags:
 
 
 def explain(flags: ExplainFlags) -> None:
-    """Tell what a request waited for, what was before it and displaced it, its slack, and its predictions."""
+    """Tell what a request waited for, what ran before it or displaced it, its slack, and its predictions."""
     from headway.loadgen.queries import ask_about
 
     answer = asyncio.run(ask_about(flags.url, flags.request_id, flags.api_key))
@@ -61,7 +61,7 @@ def explain(flags: ExplainFlags) -> None:
 
 
 def _list(requests: list[dict[str, Any]]) -> None:
-    """A line for each request."""
+    """Print one line for each request."""
     typer.echo(f"{'came':>8}  {'ended':<10}  {'first token':>11}  {'whole':>9}  {'tokens':>6}  id")
     for one in requests:
         came = time.strftime("%H:%M:%S", time.localtime(one["at"]))
@@ -73,7 +73,7 @@ def _list(requests: list[dict[str, Any]]) -> None:
 
 
 def _tell(answer: dict[str, Any]) -> None:
-    """What the gateway saw, if there is one, and each engine's account."""
+    """Print the gateway's account, if there is one, and each engine's."""
     if seen := answer.get("gateway"):
         if of := seen.get("batch"):
             closes = time.strftime("%d %b %H:%M:%S", time.localtime(of["expires_at"]))

@@ -1,4 +1,4 @@
-"""Options made of dataclasses, so that a setting is declared once; and the groups that several commands have."""
+"""Command-line options made from dataclasses, so that a setting is declared once; and groups that commands share."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from headway.engine.host_kv import HostKv
 
 Given = dict[str, Any]
-"""The settings of a dataclass that the user gave, by field."""
+"""The settings that the user gave for a dataclass, by field name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionGroup:
-    """Marks a field that stands for several options: those of its own dataclass, or those given of the class `of`.
+    """Marks a field that stands for several options: those of its own dataclass, or of the class `of`.
 
-    `panel` is the heading in the help, `prefix` what the names of the options begin with.
+    `panel` is the heading in the help; option names begin with `prefix`.
     """
 
     of: type[Any] | None = None
@@ -34,7 +34,7 @@ class OptionGroup:
 
 
 def command_of(function: Callable[[Any], None]) -> Callable[..., None]:
-    """The command that typer reads, of a function that takes one dataclass of settings: a parameter for each option."""
+    """Turn a function that takes one dataclass of settings into a command with a parameter for each option."""
     [parameter] = inspect.signature(function, eval_str=True).parameters.values()
     flags = parameter.annotation
 
@@ -52,9 +52,10 @@ def command_of(function: Callable[[Any], None]) -> Callable[..., None]:
 
 
 def flag_of(context: typer.Context, setting: str | None) -> str | None:
-    """The flag of a setting that an error names, if the user gave that flag.
+    """Find the flag behind the setting that an error names; None if the user did not give that flag.
 
-    A field is called as its setting, or by the object it goes to and the setting there: `slo_ttft_s`, `host_kv_gib`.
+    A field is named after its setting, or after the object that holds it and the setting there: `slo_ttft_s`,
+    `host_kv_gib`.
     """
     if setting is None:
         return None
@@ -69,25 +70,25 @@ def flag_of(context: typer.Context, setting: str | None) -> str | None:
 
 
 def flag_names(name: str, setting: Setting) -> str:
-    """The option's names, as typer has them: `--on`, or `--on/--no-on`. Seconds are not named in flags."""
+    """The option's names for typer: `--on`, or `--on/--no-on`. Flags leave out the unit suffix of seconds."""
     field = name.removesuffix("_s") if setting.unit == "S" else name
     return setting.shown.flag or f"--{field.replace('_', '-')}"
 
 
 def flag_name(name: str, setting: Setting, *, negated: bool = False) -> str:
-    """What the user wrote to give a setting, or to turn it off."""
+    """The flag with which the user set a setting, or turned it off."""
     names = flag_names(name, setting).split("/")
     return names[-1] if negated else names[0]
 
 
 def _source(context: typer.Context, name: str) -> str:
-    """Where a value came from, as click calls it."""
+    """Where a value came from, in click's terms."""
     source = context.get_parameter_source(name)
     return "" if source is None else source.name
 
 
 def _marks(flags: type[Any]) -> Mapping[str, tuple[Any, Setting | OptionGroup]]:
-    """Each field that stands for options, with its type and its mark."""
+    """Return each field that stands for options, with its type and its mark."""
     return {
         name: (hint.__origin__, mark)
         for name, hint in get_type_hints(flags, include_extras=True).items()
@@ -115,7 +116,7 @@ def _option(name: str, kind: Any, setting: Setting, default: Any, panel: str | N
         flags = flag_names(name, setting)
         info = typer.Option(flags, rich_help_panel=panel, envvar=shown.env, **told)  # type: ignore[arg-type]
     if {float, str} <= {*get_args(kind)}:
-        kind = str | None  # a number or a word: the setting itself tells them apart
+        kind = str | None  # typer sees text; the setting itself tells numbers and words apart
     if item is not None:
         kind = list[item] if default is MISSING else list[item] | None  # type: ignore[valid-type]
         default = MISSING if default is MISSING else None
@@ -127,12 +128,12 @@ def _option(name: str, kind: Any, setting: Setting, default: Any, panel: str | N
 
 
 def _item(kind: Any) -> Any:
-    """The type of each value of a setting that may be repeated; None for any other."""
+    """The type of each value of a repeatable setting; None for any other setting."""
     return next((get_args(each)[0] for each in (kind, *get_args(kind)) if get_origin(each) is tuple), None)
 
 
 def _built(flags: type[Any], values: Mapping[str, Any], given: Given, prefix: str = "") -> Any:
-    """The dataclass with the values of its options."""
+    """Build the dataclass from the values of its options."""
     found: dict[str, Any] = {}
     for name, (kind, mark) in _marks(flags).items():
         if not isinstance(mark, OptionGroup):
@@ -157,7 +158,7 @@ def _given(of: type[Any], given: Given, prefix: str) -> Given:
 
 
 def host_memory(gib: float | None = None, bytes_per_s: float | None = None) -> HostKv | None:
-    """What the flags ask for; None without memory. Raises ConfigError for values that are not accepted."""
+    """The host memory that the flags ask for; None if they ask for none. Raises ConfigError for bad values."""
     from headway.engine.host_kv import HostKv
 
     if gib is not None and gib != 0:
@@ -169,7 +170,7 @@ def host_memory(gib: float | None = None, bytes_per_s: float | None = None) -> H
     return None
 
 
-# ---- groups that several commands have -----------------------------------------------------------------
+# ---- groups that several commands share ----------------------------------------------------------------
 
 Json = Setting('Print {"<policy>": {summary}} on stdout.', shown=Shown(flag="--json"))
 ApiKey = Annotated[str | None, Setting("API key, sent as a bearer token.", shown=Shown(env="OPENAI_API_KEY"))]
@@ -212,7 +213,7 @@ TraceSource = Annotated[
 
 @contextmanager
 def _understood() -> Iterator[None]:
-    """Show what is understood of the traces that a command reads."""
+    """Log to stderr how a command understands the traces that it reads."""
     log = logging.getLogger("headway.traces")
     log.handlers = [_Stderr()]
     log.setLevel(logging.INFO)
@@ -224,14 +225,14 @@ def _understood() -> Iterator[None]:
 
 
 class _Stderr(logging.Handler):
-    """Writes what is logged to stderr as it is, once for a trace however often it is read or drawn."""
+    """Writes log messages to stderr without a prefix, once for a trace however often the trace is read."""
 
     def __init__(self) -> None:
         super().__init__()
         self._written: set[tuple[str, str]] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Write one line, unless the same was said of the same trace."""
+        """Write one line, unless it was already written for this trace."""
         source = str(record.args[0]) if isinstance(record.args, tuple) and record.args else ""
         if (record.msg, source) not in self._written:
             self._written.add((record.msg, source))

@@ -1,4 +1,4 @@
-"""Where a command keeps its runs."""
+"""Where a command writes its output: folders, files, stdout, progress."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def kept_or_temporary(out: Path | None) -> Iterator[Path]:
-    """The folder the user named, or one that is gone afterwards; in the block SIGTERM is an exit that cleans up."""
+    """Yield the folder that the user named, or a temporary one that is deleted afterwards, on SIGTERM too."""
     with _terminated_in_order():
         if out is not None:
             yield out
@@ -33,7 +33,7 @@ def kept_or_temporary(out: Path | None) -> Iterator[Path]:
 
 @contextmanager
 def _terminated_in_order() -> Iterator[None]:
-    """In the block SIGTERM is an exit that cleans up, with the code that shells give it; a second one does not wait."""
+    """Turn SIGTERM into an orderly exit with the shell's usual code while the block runs; a second one ends at once."""
 
     def end(number: int, frame: object) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -50,7 +50,7 @@ Tell = Callable[[float, str], None]
 
 
 def check_target(out: Path, force: bool) -> None:
-    """Raise ConfigError before anything starts if the file could not be written in the end."""
+    """Raise ConfigError, before work starts, if the output file could not be written."""
     if out.is_dir():
         raise ConfigError(f"--out {out} is a directory; accepted: a file")
     if out.exists() and not force:
@@ -64,7 +64,7 @@ def check_target(out: Path, force: bool) -> None:
 
 @contextmanager
 def stdout_for_data() -> Iterator[None]:
-    """Send to stderr what vLLM and its workers print meanwhile, and have vLLM say no more than errors."""
+    """Redirect what vLLM and its workers print to stderr, and limit vLLM's log to errors."""
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     sys.stdout.flush()
     kept = os.dup(1)
@@ -79,7 +79,10 @@ def stdout_for_data() -> Iterator[None]:
 
 @contextmanager
 def progress() -> Iterator[Tell]:
-    """What is told of the share done (0-1) and of what is going on: a bar on stderr, or a line each tenth to a log."""
+    """Yield a function that shows progress: the share done (0-1) and the current activity.
+
+    A terminal gets a bar on stderr, a log gets a line for each tenth.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -94,7 +97,7 @@ def progress() -> Iterator[Tell]:
 
 
 def _tenths() -> Tell:
-    """Writes a line whenever another tenth is begun."""
+    """Return a function that writes a line whenever another tenth begins."""
     written = -1
 
     def tell(share: float, what: str) -> None:
@@ -108,7 +111,7 @@ def _tenths() -> Tell:
 
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Moved by how many more are done: a bar with the time left on stderr, or a line each tenth to a log."""
+    """Yield a function that counts finished items: a bar with the time left, or a line for each tenth in a log."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -128,7 +131,7 @@ _LINE_EVERY_S = 2.0
 def _counted_tenths(
     what: str, total: int, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[int], None]:
-    """Writes a line whenever another tenth of so many is done, and none within two seconds of the last or the start."""
+    """Return a function that writes a line for each tenth, at most one every two seconds."""
     done, told = 0, 0
     begun_s = told_s = clock()
 
@@ -146,14 +149,14 @@ def _counted_tenths(
 
 
 def show(what: object) -> None:
-    """Print a table, or what else Rich can draw, for people: on stderr."""
+    """Print a table, or anything that Rich can draw, on stderr."""
     from rich.console import Console
 
     Console(stderr=True).print(what)
 
 
 def check_engine_files(settings: EngineSettings) -> None:
-    """Raise ConfigError if what a server is to write under these settings cannot be written."""
+    """Raise ConfigError if a server with these settings could not write its files."""
     if settings.records is not None:
         check_file("--records", Path(settings.records))
     if settings.length_model is not None:
@@ -161,9 +164,9 @@ def check_engine_files(settings: EngineSettings) -> None:
 
 
 def check_file(flag: str, path: Path) -> None:
-    """Raise ConfigError if the file that `flag` names cannot be opened to write; it stays as it is, or away.
+    """Raise ConfigError if the file that `flag` names cannot be opened for writing. The file is left unchanged.
 
-    Folders on the way are made. Devices and pipes are not opened: that may wait for a reader.
+    Creates missing folders. Devices and pipes are not opened, since that may block until there is a reader.
     """
     with _refused(flag, path):
         _check_is_no_folder(path)
@@ -174,9 +177,9 @@ def check_file(flag: str, path: Path) -> None:
 
 
 def check_replaceable(flag: str, path: Path) -> None:
-    """Raise ConfigError if the file that `flag` names cannot be replaced by a new one; it stays as it is, or away.
+    """Raise ConfigError if the file that `flag` names cannot be replaced by a new one. The file is left unchanged.
 
-    Devices and pipes are not replaced but written to, and are not tried.
+    Devices and pipes are written to, not replaced, so they are not checked.
     """
     with _refused(flag, path):
         _check_is_no_folder(path)
@@ -200,7 +203,7 @@ def _check_is_no_folder(path: Path) -> None:
 
 
 def _check_folder(path: Path) -> None:
-    """Raise OSError if no file can be made beside `path`, or beside what it links to."""
+    """Raise OSError if no file can be created beside `path`, or beside the target of a link."""
     path.parent.mkdir(parents=True, exist_ok=True)
     TemporaryFile(dir=Path(os.path.realpath(path)).parent).close()
 
@@ -211,15 +214,15 @@ _HIDDEN = "***"
 
 
 def written_command(arguments: Sequence[str], *, without: Collection[str] = ()) -> str:
-    """The command line that these arguments (of `sys.argv`) were, to be copied into a shell.
+    """Rebuild the command line of these arguments (`sys.argv`) for a shell.
 
-    Flags of `without` are left out with their value; of flags that hold secrets only the name is kept.
+    Flags in `without` are left out with their values. Flags that hold secrets keep only their name.
     """
     kept, flag, is_left_out = ["headway"], "", False
     for word in arguments[1:]:
         if word.startswith("--"):
             flag, has_value, _ = word.partition("=")
-            flag = flag.replace("_", "-")  # vLLM reads both
+            flag = flag.replace("_", "-")  # vLLM accepts both spellings
             is_left_out = flag in without and not has_value
             if flag not in without:
                 kept.append(f"{flag}={_HIDDEN}" if has_value and flag in _SECRETS else word)
@@ -231,27 +234,27 @@ def written_command(arguments: Sequence[str], *, without: Collection[str] = ()) 
 
 
 def targets(ttft_s: float | None, tbt_s: float | None) -> str:
-    """The targets of requests that name none, for people."""
+    """Describe the default targets, for requests that name none."""
     both = {"first token within": ttft_s, "time between tokens": tbt_s}
     named = [f"{what} {value_s:g} s" for what, value_s in both.items() if value_s is not None]
     return f"targets: {', '.join(named)}" if named else "no latency targets"
 
 
 def base_url(address: tuple[str, int], *, tls: bool = False) -> str:
-    """Where clients ask a server that listens there."""
+    """The base URL at which clients reach a server on this address."""
     host, port = address
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def three_lines(model: str, policy: str, look: str) -> str:
-    """How every server introduces itself: the model and its engine, what decides, where to look."""
+    """The three lines with which every server starts: model and engine, policy, where to look."""
     named = {"model": model, "policy": policy, "look": look}
     return "\n".join(f"headway: {name:6} {says}" for name, says in named.items())
 
 
 def engine_here(chosen: Sequence[str]) -> str:
-    """The engine that servers launched here have, and the flags that were chosen for it, for people."""
+    """Describe the engine of servers launched here, and the flags chosen for it."""
     from headway.engine.machine import is_cpu_build, processors, vllm_version
     from headway.engine.servers.instances_command import usable_gpus
 

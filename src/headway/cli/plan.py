@@ -57,12 +57,12 @@ deploys the choice, scaled down, with model `demo` on this machine and compares 
 
 DATA_FILE = "plan.json"
 VERIFY_SECONDS = 60.0
-"""For which requests are sent, where nothing is said."""
+"""How long requests are sent if `--verify-seconds` is not given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadFlags:
-    """What is served."""
+    """The workload."""
 
     slo_ttft_s: SloTtft = None
     slo_tbt_s: SloTbt = None
@@ -82,7 +82,7 @@ class LoadFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchFlags:
-    """What is tried, and where it is kept."""
+    """What the search tries, and where it keeps its runs."""
 
     policies: Annotated[
         str | None,
@@ -109,7 +109,7 @@ class SearchFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckFlags:
-    """Whether the choice is deployed, for how long."""
+    """Whether the choice is deployed as a check, and for how long."""
 
     verify: Annotated[bool, Setting("Deploy the choice on this machine, replay, and compare.")] = False
     verify_seconds: Annotated[
@@ -117,7 +117,7 @@ class CheckFlags:
     ] = None
 
     def seconds(self) -> float:
-        """How long requests are sent. Raises ConfigError for no time at all, or where there is no check."""
+        """How long requests are sent. Raises ConfigError for zero, or if there is no check."""
         asked = self.verify_seconds
         seconds = VERIFY_SECONDS if asked is None else asked
         if not 0 < seconds < float("inf"):
@@ -168,7 +168,7 @@ class PlanFlags:
     as_json: Annotated[bool, Setting("Print one object on stdout.", shown=Shown(flag="--json"))] = False
 
     def ask(self) -> PlanRequest:
-        """The question that the search answers."""
+        """Build the question for the search."""
         from headway.core.slo import Slo
         from headway.lab.grid import parse_policies
         from headway.lab.trace import Trace
@@ -197,7 +197,7 @@ class PlanFlags:
 
 
 def plan(flags: PlanFlags) -> None:
-    """Find what serves a trace best on so many GPUs: policy, pools, TP, seats, token budget, host memory."""
+    """Find the deployment that serves a trace best: policy, pools, TP, seats, token budget, host memory."""
     from headway.planner.planner import Effort
     from headway.planner.preparation import introduction, prepare
     from headway.planner.prices import cheapest, parse_prices, priced, prices_data, said_of_prices
@@ -212,7 +212,9 @@ def plan(flags: PlanFlags) -> None:
     prepared = [prepare(each) for each in asked]
     for each in prepared:
         if flags.check.verify:
-            from headway.planner.verify import check_verifiable  # needs what serves; planning does not
+            from headway.planner.verify import (
+                check_verifiable,
+            )  # needs the packages of a server; planning alone does not
 
             check_verifiable(each)
         typer.echo(introduction(each), err=True)
@@ -231,7 +233,7 @@ def plan(flags: PlanFlags) -> None:
         try:
             verified = _verify(planned, answer, root, seconds, out) if flags.check.verify else None
         except (typer.Exit, HeadwayError):
-            _answer(planned, answer, None, flags.as_json)  # the plan stands, and took longer than its check
+            _answer(planned, answer, None, flags.as_json)  # print the plan first: the check takes a while
             raise
         _answer(planned, answer, verified, flags.as_json)
     if planned.is_too_few:
@@ -257,7 +259,7 @@ def _plan(prepared: Prepared, effort: Effort, root: Path, *, kept: bool) -> Plan
 
 
 def _check_writable(out: Path) -> None:
-    """Raise ConfigError if what the search comes to could not be written: before it, since it takes minutes."""
+    """Raise ConfigError before a search of minutes if its results could not be written."""
     from headway.cli.output import check_replaceable
     from headway.planner.report import FILE
 
@@ -287,7 +289,7 @@ def _verify(
 
 
 def _write(planned: PlannedDeployment, answer: Mapping[str, object], out: Path) -> None:
-    """Keep the plan before it is checked: a check may fail."""
+    """Write the plan before the check, which may fail."""
     from headway.planner.report import FILE, pareto_svg
 
     _write_data(answer, None, out)
@@ -300,7 +302,7 @@ def _write_data(answer: Mapping[str, object], verified: Verified | None, out: Pa
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    """Raises ConfigError, which says what is not lost, if there is no room by now."""
+    """Write a file. If the disk is full, raises ConfigError, which says what is not lost."""
     from headway.whole_file import write_whole
 
     try:

@@ -35,7 +35,7 @@ class PoliciesFlags:
 
 
 def policies(flags: PoliciesFlags) -> None:
-    """Show the preset table: what each policy is made of, and the parts there are."""
+    """Show the preset table: the parts of each policy, and all parts there are."""
     from rich.console import Console
 
     from headway.policies.presets import POOLED, known_presets
@@ -54,7 +54,7 @@ def policies(flags: PoliciesFlags) -> None:
 
 
 def _table(title: str, *headings: str) -> Table:
-    """An empty table that cuts nothing off in a narrow window."""
+    """An empty table that does not truncate cells in a narrow window."""
     from rich.table import Column, Table
 
     return Table(*(Column(heading, overflow="fold") for heading in headings), title=title)

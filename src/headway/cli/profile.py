@@ -53,7 +53,7 @@ Needs the extra `fit`. FILE gets the rows, from which --from fits again. --quick
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileFlags:
-    """What is measured, for how long, and where it is written."""
+    """What to measure, for how long, and where to write it."""
 
     model: Annotated[str | None, Setting("`demo`, `demo-random`, a directory, or a hub name.", "M")] = None
     out: Annotated[Path | None, Setting("The file to write.", "FILE")] = None
@@ -114,7 +114,7 @@ def _plan(seconds: float | None, quick: bool, seed: int) -> ProfilePlan:
 
 
 def _measure(model: str, vllm_flags: Sequence[str], plan: ProfilePlan) -> tuple[Measurements | None, bool]:
-    """What was measured, and whether it was interrupted; None if there is nothing yet."""
+    """Measure. Returns the measurements (None if there are none yet) and whether the user interrupted."""
     measured: Measurements | None = None
     try:
         from headway.engine.profiling.profile import Measurements, measure
@@ -137,7 +137,7 @@ def _measure(model: str, vllm_flags: Sequence[str], plan: ProfilePlan) -> tuple[
 def _conclude(
     measured: Measurements | None, model: str, vllm_flags: Sequence[str], seed: int, interrupted: bool
 ) -> ProfileResult | None:
-    """The result; None, saying why, if an interruption left too little."""
+    """Fit the result. Returns None, after an explanation, if an interruption left too little."""
     from datetime import date
 
     from headway.engine.machine import machine_name, vllm_version
@@ -167,7 +167,7 @@ def _write(out: Path, result: ProfileResult, interrupted: bool) -> None:
 
 
 def _show(result: ProfileResult) -> None:
-    """The errors by kind of step, the copies and the memory, for people."""
+    """Print the fit's errors by kind of step, the copies, and the memory."""
     from rich.console import Console
     from rich.table import Table
 
@@ -195,7 +195,7 @@ _LARGEST_SHOWN = 10.0
 
 
 def _profile_recompute(flags: ProfileFlags) -> None:
-    """Measure or read the rows, print the table of errors on stderr and, if asked to, a summary on stdout."""
+    """Measure or read the rows, print the table of errors on stderr, and the summary on stdout if asked for."""
     _check_grid(flags)
     from headway.predict.recompute.regressors import require_scikit_learn
     from headway.predict.recompute.rows import load_rows
@@ -211,7 +211,7 @@ def _profile_recompute(flags: ProfileFlags) -> None:
 
 
 def _check_grid(flags: ProfileFlags) -> None:
-    """Raise ConfigError for what the grid decides by itself, and unless it is either measured or read."""
+    """Raise ConfigError for settings that the grid fixes, and unless it is either measured or read."""
     given = {"--model": flags.model, "--seconds": flags.seconds, "vLLM's own flags": flags.vllm_flags}
     for name, value in given.items():
         if value not in (None, ()):
@@ -240,7 +240,7 @@ def _judge(rows: RecomputeRows, flags: ProfileFlags) -> None:
 
 
 def _measured_rows(flags: ProfileFlags) -> RecomputeRows | None:
-    """The rows, written to their file, also after an interruption; None, saying so, if there are none yet."""
+    """Measure the rows and write them, also after an interruption. Returns None, after a message, if there are none."""
     from headway.engine.profiling.recompute_grid import FULL, QUICK, GridMeasurements
     from headway.predict.recompute.rows import write_rows
 
@@ -261,7 +261,7 @@ def _measured_rows(flags: ProfileFlags) -> RecomputeRows | None:
 
 
 def _measure_grid(plan: GridPlan, into: GridMeasurements) -> bool:
-    """Fill `into`; whether it was interrupted."""
+    """Fill `into`. Returns whether the user interrupted."""
     from headway.engine.profiling.recompute_grid import measure_grid
 
     shapes = len(plan.recipes())
@@ -277,7 +277,7 @@ def _measure_grid(plan: GridPlan, into: GridMeasurements) -> bool:
 
 
 def _show_verdict(verdict: RecomputeVerdict) -> None:
-    """The errors of all cells, the contenders and the copies, for people."""
+    """Print the errors of all cells, the compared predictors, and the copies."""
     from rich.console import Console
 
     from headway.predict.recompute.verdict import MOST_NOISE

@@ -1,4 +1,4 @@
-"""`headway record`: a trace of what a server was asked, without the texts."""
+"""`headway record`: a trace made from a server's log, without the texts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ the numbers of its blocks of 512 tokens, which are the same in two requests as f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordFlags:
-    """Which log becomes which trace."""
+    """Which log to read, and which trace to write."""
 
     log: Annotated[str, Setting("Access log, records or any trace.", "LOG", shown=Shown(argument=True))]
     out: Annotated[
@@ -40,7 +40,7 @@ class RecordFlags:
 
 
 def record(flags: RecordFlags) -> None:
-    """Make a trace of a server's log, in which prefixes survive and texts do not."""
+    """Make a trace from a server's log. Shared prefixes are kept; texts are not."""
     from headway.cli.output import check_target
     from headway.traces.reader import read_with_texts
     from headway.traces.recording import recorded, shared_share

@@ -1,4 +1,4 @@
-"""`headway replay`: a trace against any OpenAI-compatible server."""
+"""`headway replay`: send a trace to any OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ EXIT_ALL_FAILED = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayFlags:
-    """Which trace is sent where, how, and where the records go."""
+    """Which trace goes to which server, how, and where the records go."""
 
     url: Annotated[tuple[str, ...], Setting("Base URL of the server; repeatable with --batches.", "URL")]
     trace: TraceSource
@@ -107,7 +107,7 @@ class ReplayFlags:
     ] = False
 
     def requests(self) -> list[TraceRequest]:
-        """What is sent, and when."""
+        """Read the requests, with their send times."""
         from headway.core.slo import Slo
         from headway.lab.trace import Trace
         from headway.traces import scale_rate
@@ -117,7 +117,7 @@ class ReplayFlags:
         return scale_rate(trace.requests(), self.rate_scale)
 
     def central(self) -> CentralFlags:
-        """The central queue, if there is one. Raises ConfigError for flags that only a replay in batches has."""
+        """Return the central queue's flags. Raises ConfigError for batch flags without `--batches`."""
         if self.batch.batches is None:
             if len(self.url) > 1:
                 raise ConfigError(f"--url is given {len(self.url)} times; accepted: once, or with --batches")
@@ -126,7 +126,7 @@ class ReplayFlags:
         return self.batch.central(self.predictor, self.length_model)
 
     def options(self) -> ReplayOptions:
-        """Where it is sent, and how."""
+        """Return the server and the way of sending."""
         from headway.loadgen import ReplayOptions
 
         return ReplayOptions(
@@ -146,8 +146,8 @@ class ReplayFlags:
 def replay(flags: ReplayFlags) -> None:
     """Send a trace to an OpenAI-compatible server and record what happened to each request.
 
-    With --batches, to one or several servers in whole batches from one queue, as `headway serve --batches` sends them:
-    a server gets its next batch when the last has ended.
+    With --batches, whole batches go from one queue to one or several servers, as under `headway serve --batches`: a
+    server gets its next batch when its last one has ended.
     """
     from headway.results import RecordWriter
 
@@ -172,7 +172,7 @@ def replay(flags: ReplayFlags) -> None:
 
 
 def _check_output(out: Path, trace: str, length_model: Path | None) -> None:
-    """Raise ConfigError if what is to be written cannot be, or would be written over the trace."""
+    """Raise ConfigError if an output cannot be written, or would overwrite the trace."""
     if os.path.exists(out) and os.path.exists(trace) and os.path.samefile(out, trace):
         raise ConfigError(f"--out {out} is the trace itself; accepted: another file")
     check_file("--out", out)
@@ -187,9 +187,9 @@ def send_with_progress(
     batching: CentralBatching | None = None,
     urls: Sequence[str] = (),
 ) -> ReplayReport:
-    """Replay under a progress bar; with `batching` in batches, to all of the `urls`.
+    """Replay under a progress bar. With `batching`, batches go to all of the `urls`.
 
-    Ctrl-C ends it with what there is, a second one at once.
+    The first Ctrl-C stops sending and keeps the results so far; the second ends at once.
     """
     from headway.loadgen import replay as replay_requests
 
@@ -219,7 +219,7 @@ def send_with_progress(
 
 
 def _tell(report: ReplayReport, as_json: bool) -> None:
-    """The table and what to know beside it on stderr, the summary on stdout if asked for."""
+    """Print the table and the remarks on stderr, and the summary on stdout if asked for."""
     from rich.console import Console
 
     from headway.results import compare, summarize, terminal_table, to_json
@@ -235,7 +235,7 @@ def _tell(report: ReplayReport, as_json: bool) -> None:
 
 
 def remarks(report: ReplayReport) -> list[str]:
-    """How good the measurement is: the client's lateness, and what went wrong with which requests."""
+    """Remarks on the quality of the measurement: how late the client sent, and which requests failed how."""
     lines = []
     if report.lateness_s:
         late_ms = sorted(1000 * max(0.0, late_s) for late_s in report.lateness_s)
@@ -253,5 +253,5 @@ def remarks(report: ReplayReport) -> list[str]:
 
 
 def batch_remark(counts: BatchCounts) -> str:
-    """What became of the batches, in one line."""
+    """Summarise the batches in one line."""
     return f"{counts.sent} batches were sent with {counts.members} requests; of {counts.split} some came back"

@@ -36,7 +36,7 @@ DIR is what --out of `headway bench` or `headway simulate` named: a run, or a sw
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportFlags:
-    """What is compared, and where the page goes."""
+    """Which runs to compare, and where the page goes."""
 
     dirs: Annotated[
         tuple[Path, ...],
@@ -48,9 +48,9 @@ class ReportFlags:
 
 
 def report(flags: ReportFlags) -> None:
-    """Compare runs: tables on stderr, or the page with --out (its path on stdout); the numbers with --json.
+    """Compare runs: tables on stderr, or a page with --out (its path on stdout), or numbers with --json.
 
-    Of two policies stderr says first, in a sentence, which did better. With --json stdout is the JSON alone.
+    If there are two policies, stderr first says in a sentence which did better. With --json stdout has only JSON.
     """
     runs = _read(flags.dirs)
     parts = sections(runs)
@@ -72,14 +72,14 @@ def _read(dirs: Sequence[Path]) -> list[Run]:
 
 
 def show_verdicts(parts: list[Section]) -> None:
-    """Which of two policies did better, for people: on stderr."""
+    """Print on stderr which of two policies did better."""
     for part in parts:
         if part.verdict:
             typer.echo(part.verdict, err=True)
 
 
 def show_tables(parts: list[Section]) -> None:
-    """The tables, for people: on stderr, each with where its numbers come from."""
+    """Print the tables on stderr, each with the source of its numbers."""
     console = Console(stderr=True)
     for part in parts:
         load = "" if len(parts) == 1 or part.load is None else f"load {part.load:g}, "

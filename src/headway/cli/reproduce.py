@@ -1,4 +1,4 @@
-"""`headway reproduce`: a paper's experiments repeated, its numbers beside ours."""
+"""`headway reproduce`: repeat a paper's experiments and compare the figures."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ is done is kept there: interrupted, the same command goes on.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReproduceFlags:
-    """Which paper, how much of it, and where what is done is kept."""
+    """Which paper, how much of it, and where the results are kept."""
 
     paper: Annotated[
         str,

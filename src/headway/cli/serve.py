@@ -1,4 +1,4 @@
-"""`headway serve`: vLLM servers whose scheduling Headway policies decide: one, or several behind a gateway."""
+"""`headway serve`: vLLM servers under Headway policies: one server, or several behind a gateway."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ Every flag after `--` is vLLM's own, for every instance. Instances that are laun
 
 PORTS = range(1024, 65536)
 EXPIRED = "expired"
-"""The rule by which a waiting request leaves that can no longer meet a target."""
+"""The leaving rule that ends waiting requests which can no longer meet a target."""
 SERVE_LATE, REFUSE_LATE = "serve", "refuse"
 _LATE = ValueBounds(f"{SERVE_LATE} or {REFUSE_LATE}", (SERVE_LATE, REFUSE_LATE).__contains__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeFlags:
-    """What is served where, by which settings, and what stands behind the address."""
+    """What to serve, at which address, with which settings and instances."""
 
     model: Annotated[
         str | None,
@@ -95,13 +95,13 @@ class ServeFlags:
 
     @property
     def policy(self) -> str | None:
-        """The policy, if one was named."""
+        """The policy, if the user named one."""
         return self.engine.get("policy")
 
     def settings(self, preset: str) -> EngineSettings:
-        """An engine's settings under a policy."""
+        """The settings of an engine under a policy."""
         given = dict(self.engine)
-        for name in ("length_model", "records"):  # a server may run in another folder
+        for name in ("length_model", "records"):  # absolute paths: a server may run in another folder
             if name in given:
                 given[name] = str(Path(given[name]).absolute())
         given.setdefault("leaving", self._leaving(preset))
@@ -109,7 +109,7 @@ class ServeFlags:
         return EngineSettings(**given | {"policy": preset, "host_kv": host_memory(**self.host_kv)})
 
     def _leaving(self, preset: str) -> tuple[str, ...] | None:
-        """The rules in place of a preset's own; None where it keeps them."""
+        """The leaving rules that replace the preset's own; None keeps the preset's."""
         rules = self.pools.leaving(preset)
         if self.late is None:
             return rules
@@ -117,7 +117,7 @@ class ServeFlags:
         return (*others, EXPIRED) if self.late == REFUSE_LATE else tuple(others)
 
     def check_late(self) -> None:
-        """Raise ConfigError for a `late` that is not accepted, or that no instance would heed."""
+        """Raise ConfigError for a bad value of `late`, and for one that no instance would heed."""
         check_settings(self)
         if self.late is None:
             return
@@ -127,7 +127,7 @@ class ServeFlags:
             raise ConfigError(f"--late is {self.late}, but no instance is started here; accepted: with MODEL")
 
     def check_pool_settings(self) -> None:
-        """Raise ConfigError for settings of pools beside the parts they are of, or that the policy does not heed."""
+        """Raise ConfigError for pool settings without the part that reads them, or that the policy ignores."""
         given = self.pools.given
         for name in given:
             part = "leaving" if name == "hand_off_threshold" else "batching"
@@ -145,10 +145,10 @@ class ServeFlags:
 def serve(flags: ServeFlags) -> None:
     """Serve a model through vLLM's OpenAI API, with a Headway policy deciding what runs.
 
-    Ends on Ctrl-C or SIGTERM with every process it started; a second one does not wait. All messages are on stderr.
+    Ctrl-C or SIGTERM ends the server and every process it started; a second one does not wait. Messages go to stderr.
     """
     model, words, address = flags.model, flags.vllm_flags, (flags.host, flags.port)
-    if model is not None and model.startswith("-"):  # the first of vLLM's flags, where no model was named
+    if model is not None and model.startswith("-"):  # no model was given: this is vLLM's first flag
         words = (model, *words)
         model = None
     flags.check_late()
@@ -176,7 +176,7 @@ def _flag(name: str) -> str:
 def _serve_one(
     model: str, settings: EngineSettings, vllm_flags: Sequence[str], address: tuple[str, int]
 ) -> int:
-    """Exit code of one server by itself."""
+    """Run one server without a gateway; return its exit code."""
     from headway.engine.servers.server_command import server_command
     from headway.engine.servers.server_process import put_aside
 
@@ -196,7 +196,7 @@ def _serve_several(
     flags: GatewayFlags,
     address: tuple[str, int],
 ) -> int:
-    """Exit code of a gateway and its instances."""
+    """Run a gateway and its instances; return the exit code."""
     from headway.cli import serve_site
     from headway.cli.serve_gateway import run_gateway
 
@@ -208,7 +208,7 @@ def _serve_several(
 
 
 def _run(command: ServerCommand, address: tuple[str, int]) -> int:
-    """Exit code of the server."""
+    """Run the server's command; return its exit code."""
     from headway.engine.servers.server_process import GRACE_S, ServerProcess, run_until_signalled
 
     grace_s = GRACE_S + command.drain_s
@@ -219,7 +219,7 @@ def _run(command: ServerCommand, address: tuple[str, int]) -> int:
 
 
 def check_address(host: str, port: int) -> None:
-    """Raise ConfigError for an address on which a server cannot listen now."""
+    """Raise ConfigError if a server cannot listen on this address now."""
     if not host:
         raise ConfigError("--host is empty; accepted: an address of this machine, 0.0.0.0 for all")
     if port not in PORTS:
@@ -237,7 +237,7 @@ def check_address(host: str, port: int) -> None:
 
 
 def introduction(model: str, url: str, command: ServerCommand) -> str:
-    """What is about to run, for people, in three lines."""
+    """Three lines about what is about to run."""
     settings = command.settings
     policy = f"{settings.policy} ({known_presets()[settings.policy].summary}){_parts(settings)}"
     more = [targets(settings.slo_ttft_s, settings.slo_tbt_s), *_predictions(settings)]
@@ -252,7 +252,7 @@ def introduction(model: str, url: str, command: ServerCommand) -> str:
 
 
 def _parts(settings: EngineSettings) -> str:
-    """The parts put in place of the preset's own."""
+    """Name the parts that replace the preset's own."""
     parts = {"order": settings.order, "batching": settings.batching, "eviction": settings.eviction}
     named = [f"{kind} {part}" for kind, part in parts.items() if part is not None]
     named += [f"leaving {rule}" for rule in settings.leaving or ()]

@@ -1,4 +1,4 @@
-"""A gateway and its instances, from the first launch to the last process's end."""
+"""Runs a gateway and its instances, from the first launch to the end of the last process."""
 
 from __future__ import annotations
 
@@ -44,21 +44,23 @@ if TYPE_CHECKING:
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 STARTS = 2
-"""Failed starts of one instance before the gateway gives up. One failure may be a port that another process took."""
+"""Failed starts of one instance before the gateway gives up. A single failure may be a port that another process took.
+"""
 
 _POLL_S = 0.2
 _LOG = logging.getLogger(__name__)
 
 
 def run_gateway(site: Site) -> int:
-    """Exit code for the shell once the gateway and all it launched have ended.
+    """Run until the gateway and everything it launched have ended; return the exit code for the shell.
 
-    The first of the `end_signals` lets running requests finish for `drain_s`, a second one ends everything at
-    once. Interrupted: 130; terminated: 0; no instance could be started: 1.
+    The first of the `end_signals` lets running requests finish for `drain_s`; a second one ends everything at once.
+    Exit codes: 130 interrupted, 0 terminated, 1 if no instance could be started.
     """
     _show_progress()
     raise_file_limit()
-    # What start-up made is never garbage, and looking through it again stops every stream for tens of milliseconds.
+    # Objects made at start-up live for ever. Garbage collection of them would stop every stream for tens of
+    # milliseconds.
     gc.collect()
     gc.freeze()
     with (
@@ -72,9 +74,9 @@ def run_gateway(site: Site) -> int:
 
 
 def members(site: Site) -> list[Member]:
-    """The fleet's members: the joined by their URLs, the launched each with what starts it.
+    """The fleet's members: joined servers by URL, launched ones with a function that starts each.
 
-    Of instances that come as they are needed, those that run already serve on: no one else would end them.
+    With an elastic number of instances, those that already run are kept: otherwise they would never be ended.
     """
     folder = None if site.local is None else site.local.folder
     running = {} if folder is None else folder.running()
@@ -97,7 +99,7 @@ def _launch(local: LocalInstances, index: int, member: Member) -> Any:
 
 
 class _Run:
-    """One run: what was heard from outside, and in which order everything ends."""
+    """One run of the gateway: the signals received, and the order in which everything ends."""
 
     def __init__(self, site: Site, batching: CentralBatching | None) -> None:
         self._site = site
@@ -108,7 +110,7 @@ class _Run:
         self._failure = ""
 
     async def run(self) -> int:
-        """Serve until a signal, or until nothing can be served; exit code."""
+        """Serve until a signal, or until nothing can be served; return the exit code."""
         for number in end_signals():
             asyncio.get_running_loop().add_signal_handler(number, self._hear, number)
         site = self._site
@@ -131,7 +133,7 @@ class _Run:
                 self._stop.set()
                 await self._unless_at_once(serving)
             finally:
-                shadow.cancel()  # before the instances it asks are gone, which it would report
+                shadow.cancel()  # before its instances go, whose end it would report as failures
                 if scaling is not None:
                     scaling.close()
                 await self._close(fleet)
@@ -142,7 +144,7 @@ class _Run:
         return self._exit_code()
 
     def _others(self, fleet: Fleet, app: Gateway) -> list[Coroutine[Any, Any, None]]:
-        """What goes on beside serving."""
+        """The tasks that run beside serving."""
         work = [fleet.run(), self._tell_when_ready(fleet), self._give_up_if_hopeless(fleet)]
         local = self._site.local
         if self._site.rebalances and local is not None:
@@ -180,7 +182,7 @@ class _Run:
             _LOG.warning("%s", difference)
 
     async def _give_up_if_hopeless(self, fleet: Fleet) -> None:
-        """Stop if everything is launched here, and none of it ever comes up."""
+        """Stop if all instances are launched here and none of them starts."""
         while fleet.facts is NO_FACTS:
             begun = [member for member in fleet.members if member.condition is not Condition.PARKED]
             if all(member.failures >= STARTS for member in begun):
@@ -216,7 +218,7 @@ async def _first(*tasks: asyncio.Task[Any]) -> None:
 
 
 def _show_progress() -> None:
-    """Let the gateway's own log be read on stderr."""
+    """Show the gateway's log on stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s headway: %(message)s", "%H:%M:%S"))
     log = logging.getLogger("headway")
@@ -238,10 +240,11 @@ async def shadow_beside(
     api_key: str | None,
     scaling: FleetScaling | None = None,
 ) -> None:
-    """Run `headway shadow` on the fleet's instances once each is up or down, and put its reports on the board.
+    """Run `headway shadow` on the fleet's instances, and put its reports on the board.
 
-    Runs until cancelled. Instances that are down have reports once they are up. What a report advises, `scaling` hears.
-    A shadow that ends, or cannot be run, is not started again, and serving goes on without it.
+    Starts once each instance is up or down, and runs until cancelled. An instance that comes up later is added.
+    `scaling` receives what a report advises. A shadow that ends, or cannot start, is not started again; serving
+    continues without it.
     """
     await fleet.until_settled()
 
@@ -252,12 +255,12 @@ async def shadow_beside(
     try:
         code = await _run(command, board, api_key, partial(_urls, fleet), heard)
         _LOG.warning("the shadow ended with code %d; serving goes on without it", code)
-    except Exception:  # whatever happens to a shadow, the task group that serves must not hear of it
+    except Exception:  # a failed shadow must not cancel the tasks that serve
         _LOG.exception("the shadow is given up; serving goes on without it")
 
 
 def _urls(fleet: Fleet) -> list[str]:
-    """Where the instances are that answer, or may soon."""
+    """URLs of the instances that answer, or soon may."""
     gone = (Condition.PARKED, Condition.STOPPED)
     return [member.url for member in fleet.members if member.url and member.condition not in gone]
 
@@ -269,16 +272,16 @@ async def _run(
     urls: Callable[[], Sequence[str]],
     heard: Callable[[], None],
 ) -> int:
-    """Put every line that the command prints on the board; its exit code. It ends with this task, and this process."""
+    """Put every line that the command prints on the board; return its exit code. The process ends with this task."""
     process = await asyncio.create_subprocess_exec(
         *command,
         env={**os.environ, **({} if api_key is None else {_KEY: api_key})},
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=_LONGEST_LINE_BYTES,
-        # The terminal's Ctrl-C is for the gateway, which ends it.
+        # Ctrl-C in the terminal reaches the gateway alone, which then ends this process.
         start_new_session=True,
-        # One whose gateway was killed would ask for ever.
+        # Without this, the shadow of a killed gateway would poll for ever.
         preexec_fn=partial(signal_with_parent, signal.SIGTERM),
     )
     telling = asyncio.create_task(_tell(process.stdin, urls))
@@ -300,7 +303,7 @@ async def _run(
 
 
 async def _tell(stdin: asyncio.StreamWriter | None, urls: Callable[[], Sequence[str]]) -> None:
-    """Write a line of the URLs whenever they are others, until cancelled or not read any more."""
+    """Write the URLs as a line whenever they change, until cancelled or until the reader is gone."""
     assert stdin is not None
     told: Sequence[str] = ()
     with suppress(ConnectionError):
@@ -313,7 +316,9 @@ async def _tell(stdin: asyncio.StreamWriter | None, urls: Callable[[], Sequence[
 
 
 def _command(policies: Sequence[str], bounds: Bounds | None, window_s: float) -> list[str]:
-    """What simulates beside: reports of five minutes each minute; with advice, shorter ones more often."""
+    """The shadow's command: reports over five minutes, once a minute; shorter and more frequent ones for advice on
+    scaling.
+    """
     command = [sys.executable, "-m", "headway.cli", "shadow", "--json", "--url", FOLLOWED]
     if policies:
         command += ["--policies", ",".join(policies)]

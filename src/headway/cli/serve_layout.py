@@ -1,4 +1,4 @@
-"""Which instances `headway serve` puts behind one address, under which policies: read off its flags."""
+"""Derives from the flags of `headway serve` which instances stand behind one address, and under which policies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ POLICY = "vllm"
 POOLED_POLICY = "ascendra"
 BATCHED_POLICY = "batched"
 BATCHED_ROUTER = "least-work"
-"""Of what is no member of any batch."""
+"""Router for requests that are in no batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class SiteLayout:
-    """All instances, those launched here first; the policy's name and, of the launched, pool -> preset; the router.
+    """All instances (launched ones first), the policy's name, pool -> preset for launched instances, and the router.
 
-    `scale` bounds the number of instances that is recommended, if one is; with `elastic` it is followed, and as many
-    are launched as its ceiling says.
+    `scale` bounds the recommended number of instances, if there is a recommendation. With `elastic` the gateway follows
+    it, and `places` holds as many instances as its maximum.
     """
 
     places: tuple[Place, ...]
@@ -52,7 +52,7 @@ class SiteLayout:
     elastic: bool = False
 
     def begins(self, place: Place) -> bool:
-        """Whether an instance is there from the start on; the others are launched when they are needed."""
+        """Whether an instance is launched at start. The others are launched when they are needed."""
         return not self.elastic or self.scale is None or self.places.index(place) < self.scale.floor
 
     @property
@@ -62,7 +62,7 @@ class SiteLayout:
 
     @property
     def joined(self) -> tuple[Place, ...]:
-        """The instances that are there already."""
+        """The instances that already run elsewhere."""
         return tuple(place for place in self.places if place.url is not None)
 
 
@@ -77,7 +77,7 @@ def read_layout(
     tickets: bool = True,
     batched: bool = False,
 ) -> SiteLayout:
-    """The layout that the flags of `headway serve` ask for. Raises ConfigError if they contradict one another."""
+    """Read the layout from the flags of `headway serve`. Raises ConfigError if they contradict one another."""
     if instances is not None and pools is not None:
         raise ConfigError("--instances and --pools are both given; accepted: one of them (--pools lp=2,hp=1)")
     count = None if instances is None else Bounds.parse(instances, "--instances")
@@ -112,7 +112,7 @@ def read_layout(
 def _scale(
     count: Bounds | None, scale: str | None, *, pooled: bool, joined: bool, batched: bool
 ) -> Bounds | None:
-    """The bounds that `--instances MIN..MAX` or `--scale` names; ConfigError where instances are not all alike."""
+    """The bounds of `--instances MIN..MAX` or `--scale`. Raises ConfigError unless all instances are alike."""
     ranged = count is not None and count.floor < count.ceiling
     if not ranged and scale is None:
         return None
@@ -127,7 +127,7 @@ def _scale(
 
 
 def _check_batched(pooled: bool, router: str | None) -> None:
-    """Raise ConfigError for what tells instances apart that one queue of batches takes for alike."""
+    """Raise ConfigError for flags that tell instances apart: a central queue of batches needs equal ones."""
     if pooled:
         raise ConfigError("--batches with pools; accepted: with --instances N or --join URL, all alike")
     if router is not None:
@@ -137,7 +137,7 @@ def _check_batched(pooled: bool, router: str | None) -> None:
 
 
 def _joined(text: str) -> tuple[str, str]:
-    """Pool (may be empty) and URL of a `--join`."""
+    """Split a `--join` into pool (may be empty) and URL."""
     pool, _, url = (NO_POOL, "", text) if "://" in text.partition("=")[0] else text.partition("=")
     if pool:
         parse_pools(f"{pool}=1")
@@ -154,7 +154,7 @@ def _check_urls(joined: Sequence[tuple[str, str]]) -> None:
 
 
 def _check_pools(pooled: bool, given: Set[str]) -> None:
-    """Raise ConfigError where some instances are in a pool and some are in none, or where a stage has no instances."""
+    """Raise ConfigError if only some instances are in a pool, or if a stage has no instances."""
     if pooled and NO_POOL in given:
         raise ConfigError(
             "some instances are in a pool and some are not; accepted: a pool for each (--pools, --join POOL=URL), or "
@@ -201,7 +201,7 @@ def _router(router: str | None, *, pooled: bool, staged: bool, tickets: bool) ->
 
 
 def _places(sizes: PoolSizes, joined: Sequence[tuple[str, str]]) -> list[Place]:
-    """Every instance under its name: its pool and a number, the launched ones of a pool first."""
+    """Name every instance by pool and number, launched ones of a pool first."""
     numbers: dict[str, int] = {}
 
     def place(pool: str, url: str | None = None) -> Place:
@@ -215,7 +215,7 @@ def _places(sizes: PoolSizes, joined: Sequence[tuple[str, str]]) -> list[Place]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayFlags:
-    """As they were given; `options` are those of the gateway itself."""
+    """The gateway's flags as given; `options` go to the gateway itself."""
 
     instances: Annotated[
         str | None,
@@ -273,16 +273,16 @@ class GatewayFlags:
 
     @property
     def launches(self) -> bool:
-        """Whether instances are started here."""
+        """Whether any instance is started here."""
         return self.instances is not None or self.pools is not None
 
     @property
     def want_gateway(self) -> bool:
-        """Whether there is a gateway; else it is one server by itself."""
+        """Whether there is a gateway; otherwise one server runs by itself."""
         return self.launches or bool(self.join)
 
     def check_none_given(self) -> None:
-        """Raise ConfigError if any was given, although there is no gateway that could heed it."""
+        """Raise ConfigError if a gateway flag was given without a gateway."""
         self.central.check()
         default = GatewayFlags()
         given = [

@@ -1,4 +1,4 @@
-"""What `headway serve` puts behind one address: checked before anything is started, and introduced."""
+"""Checks and introduces what `headway serve` puts behind one address, before anything starts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from headway.routing.pools import STAGES
 from headway.routing.scaling import DEFAULT_WINDOW_S
 
 _KEY_FLAG = "--api-key"
-"""vLLM's own: a server that was given a key wants it from the gateway too."""
+"""vLLM's flag: a server that was given a key expects it from the gateway too."""
 
 _PARTS = ("order", "batching", "eviction", "leaving", "tail", "decode_share")
 
@@ -49,12 +49,12 @@ _CORS_LISTS = {
     "--allowed-headers": "allow_headers",
 }
 _CREDENTIALS = ("--allow-credentials", "--no-allow-credentials")
-"""vLLM's flags for pages of other origins: the gateway heeds them, since such pages ask the gateway."""
+"""vLLM's flags for pages of other origins. The gateway applies them, since such pages call the gateway."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeRequest:
-    """What was asked for: the model and vLLM's flags (for instances launched here), and settings under any policy."""
+    """The user's request: the model and vLLM's flags (for launched instances), and settings for any policy."""
 
     model: str | None
     policy: str | None
@@ -64,7 +64,7 @@ class ServeRequest:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What is served where: the layout, how its instances are launched (None: they are all joined), and the limits."""
+    """What is served where: the layout, the launcher (None if all instances are joined), and the limits."""
 
     layout: SiteLayout
     address: tuple[str, int]
@@ -79,12 +79,12 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Where clients ask."""
+        """The base URL for clients."""
         return base_url(self.address, tls=self.options.ssl_certfile is not None)
 
 
 def build_site(asked: ServeRequest, flags: GatewayFlags, address: tuple[str, int]) -> Site:
-    """The site, with everything that can be checked before a start checked. Raises ConfigError."""
+    """Build the site after every check that is possible before a start. Raises ConfigError."""
     layout = read_layout(
         instances=flags.instances,
         scale=flags.scale,
@@ -116,7 +116,7 @@ def build_site(asked: ServeRequest, flags: GatewayFlags, address: tuple[str, int
 
 
 def introduction(site: Site, model: str | None) -> str:
-    """What is about to run where, for people: three lines, one for each instance, and warnings."""
+    """Three lines about what is about to run, then one for each instance, then warnings."""
     layout, count = site.layout, len(site.layout.places)
     commands = _commands(site)
     served = f"{model} from " if model else ""
@@ -146,7 +146,7 @@ def introduction(site: Site, model: str | None) -> str:
 
 
 def _batches(central: CentralFlags) -> list[str]:
-    """What the central queue does, for people."""
+    """Describe the central queue."""
     if central.batches.batches is None:
         return []
     lengths = "not predicted" if central.predictor is None else f"predicted with {central.predictor}"
@@ -155,7 +155,7 @@ def _batches(central: CentralFlags) -> list[str]:
 
 
 def _kept(site: Site) -> list[str]:
-    """What becomes of the instances, for people."""
+    """Describe what happens to the instances when the gateway ends."""
     if site.local is None or site.local.folder is None:
         return []
     running = site.local.folder.running()
@@ -164,7 +164,7 @@ def _kept(site: Site) -> list[str]:
 
 
 def _what(site: Site, place: Place) -> str:
-    """One instance, for people: its policy and its devices, or where it is."""
+    """Describe one instance: its policy and devices, or its URL."""
     if place.url is not None:
         return f"joined at {without_secrets(place.url)}"
     assert site.local is not None
@@ -182,9 +182,9 @@ def _commands(site: Site) -> list[ServerCommand]:
 
 
 def _central(asked: ServeRequest, flags: GatewayFlags) -> tuple[ServeRequest, CentralFlags]:
-    """The central queue, if there is one, and what its instances are asked for: they predict nothing.
+    """Return the central queue, and the request without a predictor: instances behind a queue predict nothing.
 
-    Raises ConfigError for settings of batches that are not accepted, or that contradict the gateway's own.
+    Raises ConfigError for bad batch settings, and for ones that contradict the gateway's.
     """
     if flags.central.batches is None:
         return asked, flags.central.central(None, None)
@@ -203,7 +203,7 @@ def _central(asked: ServeRequest, flags: GatewayFlags) -> tuple[ServeRequest, Ce
 
 
 def _check_model(asked: ServeRequest, flags: GatewayFlags) -> None:
-    """Raise ConfigError unless what is launched has a model, and nothing is said of what is not launched."""
+    """Raise ConfigError if launched instances lack a model, or if instance settings are given and none is launched."""
     if flags.launches and asked.model is None:
         raise ConfigError("MODEL is missing; accepted: headway serve MODEL --pools lp=1,hp=1")
     if flags.launches:
@@ -227,10 +227,10 @@ def _check_model(asked: ServeRequest, flags: GatewayFlags) -> None:
 def _local(
     asked: ServeRequest, layout: SiteLayout, port: int, key: str | None, folder: InstancesFolder | None
 ) -> LocalInstances:
-    """What launches the instances, every command of theirs checked."""
+    """Build the launcher after checking the command of every instance."""
     assert asked.model is not None
     settings = {pool: asked.settings(preset) for pool, preset in layout.presets.items()}
-    # Under vllm, which has no rules of its own, a part is there only if the user named it.
+    # Preset vllm has no rules of its own, so any part found under it was named by the user.
     named = asked.settings(POLICY)
     for pool in settings:
         if pool not in ("", *STAGES) and any(getattr(named, part) is not None for part in _PARTS):
@@ -253,7 +253,7 @@ def _local(
 
 
 def _folder(flags: GatewayFlags) -> InstancesFolder | None:
-    """Where instances are found again. Raises ConfigError for instances that are not launched, or change their role."""
+    """The folder that keeps instances. Raises ConfigError for joined instances, and for roles that change."""
     if flags.keep_instances is None:
         return None
     if not flags.launches or flags.rebalance:
@@ -272,14 +272,14 @@ def _options(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> Ga
     if options.ssl_certfile is not None:
         try:
             ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(options.ssl_certfile, options.ssl_keyfile)
-        except OSError as error:  # as ssl's own errors are
+        except OSError as error:  # ssl's own errors are OSErrors too
             files = " and ".join(str(file) for file in (options.ssl_certfile, options.ssl_keyfile) if file)
             raise ConfigError.of("ssl_certfile", f"no certificate with its key ({files}: {error})") from None
     return options
 
 
 def _cors(flags: Sequence[VllmFlag]) -> Cors | None:
-    """The pages that vLLM's flags allow; None, as vLLM's default, if `--allowed-origins` names none.
+    """The origins that vLLM's flags allow; None, vLLM's default, if `--allowed-origins` names none.
 
     Raises ConfigError for a list that vLLM would not read.
     """
@@ -300,7 +300,7 @@ def _cors(flags: Sequence[VllmFlag]) -> Cors | None:
 
 
 def _keys(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> Keys:
-    """The keys of clients: the gateway's own, else those that vLLM was told to want here."""
+    """The clients' keys: the gateway's own, else those that vLLM's flags demand."""
     keys = read_keys(flags.api_keys, os.environ)
     if keys or not layout.launched:
         return keys
@@ -308,7 +308,7 @@ def _keys(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> Keys:
 
 
 def _instances_keys(vllm_flags: Sequence[str]) -> tuple[str, ...]:
-    """The keys that the instances want, if they were given some; read as vLLM does."""
+    """The keys that the instances demand, read as vLLM reads them."""
     given = [flag.values for flag in parse_vllm_flags(vllm_flags) if flag.name == _KEY_FLAG and flag.values]
     return tuple(filter(None, given[-1] if given else [os.environ.get(KEY_VARIABLE)]))
 
@@ -316,10 +316,10 @@ def _instances_keys(vllm_flags: Sequence[str]) -> tuple[str, ...]:
 def _upstream_key(
     asked: ServeRequest, layout: SiteLayout, keys: Keys, folder: InstancesFolder | None
 ) -> str | None:
-    """The key that instances are asked with.
+    """The key that the gateway sends to instances.
 
-    Where the gateway asks for keys, instances that are launched here get one of their own, which it alone knows. A key
-    that was given for servers that join, or stands in vLLM's own file, is that of all.
+    If the gateway demands keys, launched instances get a random one that only the gateway knows. A key for joined
+    servers, or one in vLLM's own configuration file, is used for all instead.
     """
     given = next(reversed(_instances_keys(asked.vllm_flags)), None)
     in_file = any(flag.name == _KEY_FLAG and not flag.words for flag in parse_vllm_flags(asked.vllm_flags))
@@ -334,7 +334,7 @@ def _without(name: str, words: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_tls(asked: ServeRequest, layout: SiteLayout) -> None:
-    """Raise ConfigError for instances here that were told to serve HTTPS: the gateway is what clients ask."""
+    """Raise ConfigError if launched instances would serve HTTPS: clients connect to the gateway."""
     told = [flag.name for flag in parse_vllm_flags(asked.vllm_flags) if flag.name.startswith("--ssl-")]
     if layout.launched and told:
         raise ConfigError(
@@ -344,7 +344,9 @@ def _check_tls(asked: ServeRequest, layout: SiteLayout) -> None:
 
 
 def _shadows(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> tuple[str, ...]:
-    """The policies to simulate beside. Raises ConfigError for one that is none, or if none could be told anything."""
+    """The policies to simulate beside. Raises ConfigError for an unknown policy, and if there would be nothing to
+    simulate.
+    """
     if flags.shadow is None and layout.scale is None:
         return ()
     if not LEAST_WINDOW_S <= flags.scale_window < inf:

@@ -1,4 +1,4 @@
-"""`headway shadow`: what other policies would have made of a running server's requests."""
+"""`headway shadow`: how other policies would have served a running server's requests."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ twice the window, the report is of the later half of them. Ctrl-C ends it.
 """
 
 FOLLOWED = "-"
-"""In place of a URL: each line of standard input has the URLs that are asked from then on."""
+"""In place of a URL: standard input has the URLs to poll; each line replaces the list before."""
 _ASK_EVERY_S = 5.0
 LEAST_WINDOW_S, _LEAST_EVERY_S = 10.0, 1.0
 _NICENESS = 10
@@ -48,7 +48,7 @@ _NICENESS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowFlags:
-    """Which servers, which policies, and how often a report."""
+    """Which servers, which policies, and how often to report."""
 
     url: Annotated[
         tuple[str, ...],
@@ -94,9 +94,9 @@ def shadow(flags: ShadowFlags) -> None:
 
 
 class _Shadowing:
-    """Asks each server every few seconds, and reports of those that answer; one that is named twice counts once.
+    """Polls each server every few seconds, and reports on those that answer. A server named twice counts once.
 
-    What a server told that is asked no more still counts as demand, as long as it is kept.
+    Requests of a server that is no longer polled still count as demand while they are kept.
     """
 
     def __init__(
@@ -121,18 +121,18 @@ class _Shadowing:
         self._as_json = as_json
 
     def _ask_those(self, urls: Iterable[str]) -> None:
-        """Ask these from now on."""
+        """Poll these servers from now on."""
         from headway.http_client import root_of
         from headway.lab.shadow_feed import Feed
 
         before, since_s = self._feeds, time.monotonic() - self._keep_s
         self._feeds = {url: before.get(url) or Feed(self._keep_s) for url in map(root_of, urls)}
         gone = [*self._gone, *(feed for url, feed in before.items() if url not in self._feeds)]
-        # Another list, as a report in another thread may go through this one.
+        # A new list, since a report in another thread may be iterating over this one.
         self._gone = [feed for feed in gone if feed.heard_s >= since_s]
 
     async def _follow(self) -> None:
-        """Ask what each line of standard input names, until there is none."""
+        """Poll what each line of standard input names, until the input ends."""
         lines = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(lines), sys.stdin
@@ -141,7 +141,7 @@ class _Shadowing:
             self._ask_those(line.decode().split())
 
     async def run(self, every_s: float | None) -> None:
-        """Report every so often, or once. Raises UpstreamError if no server answers the one time it is asked."""
+        """Report at an interval, or once. Raises UpstreamError if no server answers a single report."""
         from headway.http_client import open_session
         from headway.loadgen.queries import TIMEOUT_S
 
@@ -175,7 +175,7 @@ class _Shadowing:
         await asyncio.gather(*(self._ask_patiently(session, url) for url in self._feeds))
 
     async def _ask_patiently(self, session: Any, url: str) -> None:
-        """Ask a server; one that does not answer is left out until it does, and told of once."""
+        """Poll a server; skip one that does not answer until it does, and warn once."""
         try:
             await self._ask(session, url)
         except HeadwayError as error:
@@ -186,7 +186,7 @@ class _Shadowing:
             self._silent.discard(url)
 
     async def _ask(self, session: Any, url: str) -> None:
-        """Ask a server for what is new, unless it was said meanwhile that others are to be asked."""
+        """Poll a server for news, unless the list of servers has changed meanwhile."""
         from headway.loadgen.queries import ask_window
 
         feed = self._feeds.get(url)
@@ -197,7 +197,7 @@ class _Shadowing:
     def _report(self) -> ShadowState:
         from headway.lab.shadow import shadow_report
 
-        now_s = time.monotonic()  # what comes while the report is made is unknown to it
+        now_s = time.monotonic()  # requests that arrive while the report is made are not in it
         feeds = [feed for url, feed in self._feeds.items() if url not in self._silent]
         report = shadow_report(feeds, self._policies, self._window_s, at=round(time.time(), 3))
         if self._adviser is not None:
@@ -213,7 +213,7 @@ class _Shadowing:
 
 
 def report_text(report: ShadowState) -> str:
-    """One report for people."""
+    """One report as text."""
     from headway.lab.policy_choice import said_without_targets
     from headway.policies.presets import known_presets
 

@@ -67,12 +67,12 @@ simulated clock alone.
 """
 
 _UNRECORDED_FLAGS = ("--jobs", "--out")
-"""Flags that do not change what is written, and so are not part of the command that is written down."""
+"""Flags that do not change the results, and are left out of the recorded command."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentFlags:
-    """What is compared."""
+    """What to compare."""
 
     load: Annotated[
         str | None,
@@ -108,7 +108,7 @@ class ExperimentFlags:
     jobs: Annotated[int | None, Setting("Processes (default: one a CPU).", "N")] = None
 
     def loads(self) -> tuple[float, ...]:
-        """Shares of capacity, or how many times as fast requests arrive. Raises ConfigError."""
+        """The loads: shares of capacity, or multiples of the trace's rate. Raises ConfigError."""
         if self.load is not None and self.rate_scale is not None:
             raise ConfigError(
                 f"--load is {self.load} and --rate-scale {self.rate_scale}; accepted: one of the two"
@@ -120,7 +120,7 @@ class ExperimentFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginesFlags:
-    """How many engines there are, how they share requests, and of which sizes they are."""
+    """How many engines, how they share requests, and their sizes."""
 
     instances: Annotated[int | None, Setting("Engines behind the router (default: 1).", "N")] = None
     pools: Annotated[
@@ -141,7 +141,7 @@ class EnginesFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFlags:
-    """What becomes of the runs."""
+    """What to do with the runs."""
 
     out: Annotated[Path | None, Setting("Keep records, summaries and plots; resumed if there.", "DIR")] = None
     explain: Annotated[
@@ -153,7 +153,7 @@ class OutputFlags:
     as_json: Annotated[bool, Json] = False
 
     def check(self) -> None:
-        """Raise ConfigError if more than one is wanted."""
+        """Raise ConfigError if more than one output is asked for."""
         if self.out is not None and (self.explain is not None or self.chrome_trace is not None):
             raise ConfigError("--out is given with --explain or --chrome-trace; accepted: one of the three")
         if self.explain is not None and self.chrome_trace is not None:
@@ -162,7 +162,7 @@ class OutputFlags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulateFlags:
-    """What is simulated, on what, and what becomes of it."""
+    """What to simulate, on which hardware, and what to do with the runs."""
 
     hardware: Annotated[
         str, Setting("GPU of the catalogue, its data sheet (custom:tflops=X,...), or a cost file.", "H")
@@ -187,7 +187,7 @@ class SimulateFlags:
     parts: Annotated[Parts, OptionGroup(panel="Parts for every policy")]
 
     def request(self) -> SimulationRequest:
-        """The simulation that is asked for."""
+        """Build the simulation request."""
         from headway.core.slo import Slo
         from headway.lab.simulation import SimulationRequest
         from headway.lab.trace import Trace
@@ -238,7 +238,7 @@ def simulate(flags: SimulateFlags) -> None:
 
 
 def _introduce(setup: Setup) -> None:
-    """What is about to be simulated, for people: above all what was not said and is assumed."""
+    """Say what is about to be simulated, above all the assumptions."""
     system, asked = setup.scenario.system, setup.asked
     limits = system.limits
     lines = [
@@ -292,10 +292,10 @@ def _run(setup: Setup, out: Path | None, jobs: int, as_json: bool) -> None:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         if as_json:
             typer.echo(to_json(setup.asked.grid, results))
-        show(tables(folder, results))
+        show(tables(folder, results, load_name=setup.asked.load_name))
         _say_failures(folder, results)
         if out is not None:
-            _draw(folder, results)
+            _draw(folder, results, setup.asked.load_name)
     if all(0 < result.summary.requests == result.summary.failed for result in results):
         raise typer.Exit(1)
 
@@ -310,33 +310,33 @@ def _say_how_to_go_on(folder: CellFolder, out: Path | None) -> None:
 
 
 def _say_failures(folder: CellFolder, results: list[CellResult]) -> None:
-    """How many requests of a run failed, and the usual reason, for each run in which some did."""
+    """For each run with failed requests, say how many failed and the most frequent reason."""
     from headway.results import read_records
 
     for result in results:
         if failed := result.summary.failed:
             records = read_records(folder.records(result.cell))
             reasons = Counter(record.error for record in records if record.error is not None)
-            total = result.summary.requests  # records are more, where some were handed off
+            total = result.summary.requests  # not the number of records: a hand-off has one too
             for reason, count in reasons.most_common(1):
                 share = "" if count == failed else f", {count} of them"
                 typer.echo(f"{result.cell}: {failed} of {total} requests failed{share}: {reason}", err=True)
 
 
-def _draw(folder: CellFolder, results: list[CellResult]) -> None:
+def _draw(folder: CellFolder, results: list[CellResult], load_name: str) -> None:
     from headway.lab.sim_tables import sweep_pictures
 
     if len(folder.grid.loads) > 1:
-        for name, svg in sweep_pictures(results).items():
+        for name, svg in sweep_pictures(results, load_name=load_name).items():
             (folder.root / name).write_text(svg, encoding="utf-8")
     typer.echo(f"wrote {folder.root}; `headway report {folder.root} --out FILE.html` draws it", err=True)
 
 
-# ---- a single cell, closely ----------------------------------------------------------------------------
+# ---- one cell in detail --------------------------------------------------------------------------------
 
 
 def _explain(setup: Setup, request_id: str, as_json: bool) -> None:
-    """One story a policy, under the same load and seed."""
+    """Print one story per policy, under the same load and seed."""
     from headway.explain.text import told_data, told_text
     from headway.lab.cells import explain
 
@@ -370,7 +370,7 @@ def _trace(setup: Setup, path: Path, as_json: bool) -> None:
 
 
 def _close_cells(setup: Setup, flag: str, *, one_policy: bool) -> list[GridCell]:
-    """The cells of one load and seed; ConfigError if there are more than the flag can show."""
+    """The cells of one load and seed. Raises ConfigError if there are more than the flag can show."""
     grid = setup.asked.grid
     cells = grid.cells()
     if len(grid.loads) * grid.num_seeds > 1 or (one_policy and len(cells) > 1):

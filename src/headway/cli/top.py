@@ -40,7 +40,7 @@ _RATES = {
     "steps": "headway_steps_total",
     "preemptions": "vllm:num_preemptions_total",
 }
-"""What a single server counts, of which a look shows the rate since the look before."""
+"""Counters of a single server of which each look shows the rate."""
 _NOW = {
     "running": "vllm:num_requests_running",
     "waiting": "vllm:num_requests_waiting",
@@ -50,7 +50,7 @@ _NOW = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopFlags:
-    """Which server is watched, and how often."""
+    """Which server to watch, and how often."""
 
     url: Annotated[str, Setting("Base URL of the gateway or server.", "URL")] = "http://127.0.0.1:8000"
     every: Annotated[float, Setting("Seconds between looks.", "S")] = 2.0
@@ -60,7 +60,7 @@ class TopFlags:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look found: a line for files, and the whole for a terminal."""
+    """The result of one look: a line for files, and the whole screen for a terminal."""
 
     line: str
     whole: RenderableType
@@ -77,7 +77,7 @@ def top(flags: TopFlags) -> None:
 
 
 async def _watch(flags: TopFlags) -> None:
-    """Look until interrupted. The first look must find a server; after it, one that is away is waited for."""
+    """Look until interrupted. The first look must reach the server; later ones wait for it to return."""
     from rich.console import Console
     from rich.live import Live
 
@@ -108,7 +108,7 @@ async def _patient(watched: WatchedGateway | WatchedServer) -> Look:
 
 
 async def _watched(session: Any, url: str) -> WatchedGateway | WatchedServer:
-    """A gateway if it has a dashboard, else a server with metrics. Raises UpstreamError for neither."""
+    """Return a gateway if it has a dashboard, else a server with metrics. Raises UpstreamError for neither."""
     from headway.http_client import get, root_of
 
     status, _ = await get(session, f"{root_of(url)}/dashboard/state")
@@ -118,14 +118,14 @@ async def _watched(session: Any, url: str) -> WatchedGateway | WatchedServer:
 
 
 class WatchedGateway:
-    """A gateway, by the state that its dashboard is drawn from."""
+    """A gateway, read through the state behind its dashboard."""
 
     def __init__(self, session: Any, url: str) -> None:
         self._session = session
         self._url = url
 
     async def look(self) -> Look:
-        """Ask once. Raises UpstreamError if it does not answer."""
+        """Poll once. Raises UpstreamError if the gateway does not answer."""
         from rich.console import Group
 
         from headway.loadgen.queries import get_json
@@ -192,7 +192,7 @@ def _recent(state: Mapping[str, Any]) -> Table:
 
 
 class WatchedServer:
-    """A server without a gateway, by vLLM's metrics and Headway's: what it has now, and rates between two looks."""
+    """A server without a gateway, read through vLLM's and Headway's metrics: gauges, and rates between two looks."""
 
     def __init__(self, session: Any, url: str) -> None:
         self._session = session
@@ -200,7 +200,7 @@ class WatchedServer:
         self._before: tuple[float, dict[str, float]] | None = None
 
     async def look(self) -> Look:
-        """Ask once. Raises UpstreamError if it does not answer with metrics."""
+        """Poll once. Raises UpstreamError if the server does not answer with metrics."""
         from headway.http_client import get
         from headway.loadgen.queries import sums
 

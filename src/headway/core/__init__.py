@@ -1,1 +1,1 @@
-"""The nouns every other part speaks: jobs, views, plans, the fill rule, the ledger and records."""
+"""The shared nouns: jobs, views, plans, the fill rule, the ledger and records."""

@@ -1,4 +1,4 @@
-"""What a step costs by."""
+"""The shape of a step: the sums that determine its cost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.core.job import Job
 
 
 class StepKind(StrEnum):
-    """What a step computes: prompts, single tokens of answers, or both. Each has laws and errors of its own."""
+    """What a step computes: prompts, single tokens of answers, or both. Each kind has its own laws and errors."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -19,12 +19,12 @@ class StepKind(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class BatchShape:
-    """A step's work as sums over its jobs, so that it grows by a job, or by a token a job, in O(1).
+    """A step's work as sums over its jobs, updated in O(1) for one more job, or one more token for each.
 
-    A job's `context` is the tokens whose KV it reads beside its new ones. One with a single new token
-    counts as a decode, whatever phase it is in: the kernels see no difference. `prefill_pairs` is the
-    number of (query, key) pairs causal attention computes for the others: new x (context + (new + 1) / 2).
-    Source: Ascendra section 4.2 with the corrections for causal attention and the current chunk.
+    A job's `context` is the tokens whose KV it reads beside its new ones. A job with a single new token counts as a
+    decode, whatever its phase: the kernels see no difference. `prefill_pairs` is the number of (query, key) pairs that
+    causal attention computes for the others: new x (context + (new + 1) / 2). Source: Ascendra section 4.2 with the
+    corrections for causal attention and the current chunk.
     """
 
     num_jobs: int = 0
@@ -41,13 +41,13 @@ class BatchShape:
 
     @property
     def kind(self) -> StepKind:
-        """Which kind of step it is; one of no jobs counts as decodes."""
+        """The kind of the step; one without jobs counts as decodes."""
         if not self.num_prefill_tokens:
             return StepKind.DECODE
         return StepKind.MIXED if self.num_decodes else StepKind.PREFILL
 
     def add(self, new_tokens: int, context_tokens: int) -> None:
-        """Count one more job in."""
+        """Add one more job."""
         self.num_jobs += 1
         self.num_tokens += new_tokens
         if new_tokens == 1:
@@ -58,7 +58,7 @@ class BatchShape:
             self.prefill_pairs += new_tokens * (context_tokens + (new_tokens + 1) / 2)
 
     def grown(self) -> BatchShape:
-        """The shape of the next step when this one was decodes alone and all go on."""
+        """The shape of the next step if this one was decodes alone and all continue."""
         return BatchShape(
             num_jobs=self.num_jobs,
             num_tokens=self.num_tokens,
@@ -68,8 +68,8 @@ class BatchShape:
 
 
 def shape_of(tokens: Mapping[Job, int]) -> BatchShape:
-    """The shape of a step that granted `tokens`, asked after the ledger has applied it. O(jobs)."""
-    # `BatchShape.add` spelled out: this runs for every job of every step.
+    """The shape of a step that granted `tokens`, after the ledger has applied it. O(jobs)."""
+    # `BatchShape.add` is inlined, since this runs for every job of every step.
     num_decodes = decode_context = num_prefill_tokens = prefill_context = 0
     pairs = 0.0
     for job, new_tokens in tokens.items():
@@ -92,9 +92,9 @@ def shape_of(tokens: Mapping[Job, int]) -> BatchShape:
 
 
 def padded_shape_of(tokens: Mapping[Job, int]) -> BatchShape:
-    """As `shape_of`, of an engine that pads the prompts of a step to the longest of them. O(jobs).
+    """As `shape_of`, for an engine that pads the prompts of a step to the longest of them. O(jobs).
 
-    A step that grants no job more than one token has decodes alone, of which none is padded.
+    A step that grants no job more than one token has only decodes, which are not padded.
     """
     longest = max(tokens.values(), default=1)
     if longest == 1:
@@ -106,12 +106,13 @@ def padded_shape_of(tokens: Mapping[Job, int]) -> BatchShape:
 
 
 MOST_GRAPHED_TOKENS = 512
-"""Tokens of a step that graphs hold at most, if vLLM is not told otherwise."""
+"""vLLM's default for the largest step in CUDA graphs, in tokens."""
 
 
 def captured_tokens(max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """Tokens of a step that vLLM's graphs hold by default, up to its grid of 8 and 16: two for each of few seats.
+    """The largest step in vLLM's CUDA graphs by default, in tokens of its grid of 8 and 16: two for each seat if these
+    are few.
 
-    Source: vLLM 0.32, VllmConfig._set_cudagraph_sizes; on Blackwell up to 1,024, which no cost here knows of.
+    Source: vLLM 0.32, VllmConfig._set_cudagraph_sizes; on Blackwell up to 1,024, which no cost model here knows.
     """
     return min(2 * max_num_seqs, MOST_GRAPHED_TOKENS, max_num_batched_tokens)

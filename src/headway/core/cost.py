@@ -1,4 +1,4 @@
-"""What a policy may know of cost."""
+"""The cost model that policies may use."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from headway.core.batch_shape import BatchShape
 
 
 class CostModel(Protocol):
-    """Predictions of work on this engine, learned from finished steps and copies only; 0 while unknown."""
+    """Predictions of work on this engine, learned only from finished steps and copies; 0 while unknown."""
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens whose KV the device holds at most."""
+        """Most tokens whose KV the device holds."""
         return 0
 
     def prefill_s(self, num_tokens: int) -> float:
-        """Seconds one prompt of `num_tokens` tokens takes when prefilled alone."""
+        """Seconds of one prompt of `num_tokens` tokens prefilled alone."""
         return 0.0
 
     def step_s(self, shape: BatchShape) -> float:
-        """Seconds a step of this shape takes."""
+        """Seconds of a step of this shape."""
         return 0.0
 
     def step_within_s(self, shape: BatchShape, confidence: float) -> float:
@@ -28,17 +28,17 @@ class CostModel(Protocol):
         return 0.0
 
     def swap_out_s(self, num_blocks: int) -> float:
-        """Seconds a copy of `num_blocks` KV blocks to the host takes once it has begun."""
+        """Seconds of a copy of `num_blocks` KV blocks to the host after its start."""
         return 0.0
 
     def swap_in_s(self, num_blocks: int) -> float:
-        """Seconds a copy of `num_blocks` KV blocks back to the device takes once it has begun."""
+        """Seconds of a copy of `num_blocks` KV blocks back to the device after its start."""
         return 0.0
 
     def load_s(self, num_tokens: int) -> float:
-        """Seconds a load of the KV of `num_tokens` tokens from a connector's store takes once it has begun."""
+        """Seconds of a load of `num_tokens` tokens' KV from a connector's store after its start."""
         return 0.0
 
 
 class UnknownCost(CostModel):
-    """Cost before anything was measured: nothing takes time, so slack is plain time to the deadline."""
+    """The cost model before anything was measured: nothing takes time, so slack is plain time to the deadline."""

@@ -14,10 +14,10 @@ from headway.core.plan import Fate, Reason, StepOutcome, StepPlan
 
 
 class KvSide(Protocol):
-    """The memory a step allocates from, real or simulated."""
+    """The memory from which a step allocates, real or simulated."""
 
     def ready(self, job: Job) -> Reason | None:
-        """None when a waiting or swapped job may start now, else why it is passed over."""
+        """Why a waiting or swapped job is skipped; None if it may start now."""
         ...
 
     def cached_tokens(self, job: Job) -> int:
@@ -25,35 +25,35 @@ class KvSide(Protocol):
         ...
 
     def start(self, job: Job, num_tokens: int) -> Reason | None:
-        """Allocate for a waiting job's first `num_tokens` tokens past the cached ones, or say why not.
+        """Allocate for a waiting job's first `num_tokens` tokens past the cached ones, or return why not.
 
-        For a swapped job: allocate for all its tokens and start to copy its KV back. For a job whose KV a store
-        holds: allocate for what is loaded, and start the load.
+        For a swapped job: allocate for all its tokens and start to copy its KV back. For a job whose KV a store holds:
+        allocate for what is loaded, and start the load.
         """
         ...
 
     def grow(self, job: Job, num_tokens: int) -> bool:
-        """Allocate for `num_tokens` more tokens of a resident job; False when blocks are short."""
+        """Allocate for `num_tokens` more tokens of a resident job; False if blocks are short."""
         ...
 
     def resume(self, job: Job, num_tokens: int) -> Reason | None:
-        """Allocate for the first step of a job that came back, or say why not; no job is evicted for it."""
+        """Allocate for the first step of a job that came back, or return why not; no job is evicted for it."""
         ...
 
     def release(self, job: Job, fate: Fate) -> Fate:
-        """Take a job's blocks away, at once or when they are copied; returns the fate there was room for."""
+        """Take a job's blocks away, at once or after their copy; return the fate for which there was room."""
         ...
 
     def evict(self, job: Job) -> Fate:
-        """Take a victim's blocks away as fast as can be: a swap only where the host has a true copy."""
+        """Take a victim's blocks away as fast as possible: swapped only if the host has a valid copy."""
         ...
 
     def offload(self, job: Job) -> Reason | None:
-        """Start to copy a paused resident's KV to the host, or say why not."""
+        """Start to copy a paused resident's KV to the host, or return why not."""
         ...
 
     def prefetch(self, job: Job) -> Reason | None:
-        """Allocate for all tokens of a swapped job and start to copy its KV back, or say why not."""
+        """Allocate for all tokens of a swapped job and start to copy its KV back, or return why not."""
         ...
 
     @property
@@ -63,7 +63,9 @@ class KvSide(Protocol):
 
     @property
     def returned(self) -> Collection[Job]:
-        """Residents whose KV came from the host or a store and that had no step since, those restoring included."""
+        """Residents whose KV came from the host or a store and that had no step since, including those still
+        restoring.
+        """
         ...
 
     @property
@@ -82,13 +84,12 @@ def fill(
 ) -> StepOutcome:
     """Carry out a plan: `run` in order, then, only if nothing was preempted meanwhile, `admit` in order.
 
-    Each job gets min(need, its cap, what is left of the budget). Jobs of `run` that came back from the host
-    have their first step after the others, as vLLM resumes them: before `admit`, and no job is evicted for
-    them. A waiting job that is not ready is passed over; the first ready one that does not fit ends
-    admission. When blocks run out the victim is the last resident: paused jobs, then the end of `run`, but
-    none that came back and has not run yet, which only a plan takes away again. While blocks are coming
-    free, the job that lacks some waits for them, and so do those behind it. Offloads come before all that,
-    prefetches last. O(residents + admitted) allocations.
+    Each job gets min(need, its cap, what is left of the budget). Jobs of `run` that came back from the host have their
+    first step after the others, as vLLM resumes them: before `admit`, and no job is evicted for them. A waiting job
+    that is not ready is skipped; the first ready one that does not fit ends admission. When blocks run out the victim
+    is the last resident: paused jobs, then the end of `run`, but no job that came back and has not run yet, which only
+    a plan takes away again. While blocks are coming free, the job that lacks some waits for them, and so do those
+    behind it. Offloads come before all that, prefetches last. O(residents + admitted) allocations.
     """
     outcome = StepOutcome(now_s=now_s, plan=plan)
     for job, fate in plan.preempt.items():
@@ -113,7 +114,7 @@ def fill(
 
 
 def paused_by(plan: StepPlan, residents: Sequence[Job]) -> list[Job]:
-    """Residents in neither `run` nor `preempt`. O(1) where there are none."""
+    """Residents in neither `run` nor `preempt`. O(1) if there are none."""
     if len(plan.run) + len(plan.preempt) == len(residents):
         return []
     running = set(plan.run)
@@ -121,9 +122,9 @@ def paused_by(plan: StepPlan, residents: Sequence[Job]) -> list[Job]:
 
 
 def _fill_run(plan: StepPlan, paused: list[Job], kv: KvSide, outcome: StepOutcome) -> int | None:
-    """Grant tokens to `run`, evicting the paused and then its end; those that came back are left for later.
+    """Grant tokens to `run`, evicting the paused jobs and then its end; jobs that came back are left for later.
 
-    Returns the budget left; None if blocks ran out.
+    Returns the rest of the budget; None if blocks ran out.
     """
     budget, caps, grow, returned = plan.token_budget, plan.chunk_cap, kv.grow, kv.returned
     run = [job for job in plan.run if job not in returned] if returned else plan.run
@@ -151,7 +152,7 @@ def _fill_run(plan: StepPlan, paused: list[Job], kv: KvSide, outcome: StepOutcom
 
 
 def _fill_returned(plan: StepPlan, kv: KvSide, outcome: StepOutcome, budget: int) -> int | None:
-    """Give the jobs of `run` that are back from the host their first step; None if one of them does not fit."""
+    """Give the jobs of `run` that came back from the host their first step; None if one of them does not fit."""
     returned = kv.returned
     for job in [job for job in plan.run if job in returned] if returned else ():
         if job in kv.restoring:
@@ -171,11 +172,11 @@ def _fill_returned(plan: StepPlan, kv: KvSide, outcome: StepOutcome, budget: int
 
 
 def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int, seats: int) -> None:
-    """Start waiting jobs in order until seats, tokens or blocks end it.
+    """Start waiting jobs in order until seats, tokens or blocks run out.
 
-    Whole prompts are fitted by all their tokens, cached or not, so the fit is known before any look-up. A
-    swapped job is no prompt: it takes a seat, and tokens only if its KV is there at once. A job whose KV is loaded
-    takes a seat and no tokens.
+    Whole prompts are fitted by all their tokens, cached or not, so no lookup is needed to know the fit. A swapped job
+    is no prompt: it takes a seat, and tokens only if its KV is there at once. A job whose KV is loaded takes a seat and
+    no tokens.
     """
     room = budget
     for job in plan.admit:
@@ -208,7 +209,7 @@ def _fill_admit(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, budget: int
 
 
 def _prefetch(plan: StepPlan, kv: KvSide, outcome: StepOutcome, *, slots: int) -> None:
-    """Bring swapped jobs back in order until slots or blocks end it."""
+    """Bring swapped jobs back in order until slots or blocks run out."""
     for job in plan.prefetch:
         if slots <= 0:
             outcome.passed_over[job] = Reason.SEATS
@@ -238,10 +239,10 @@ def _offload(plan: StepPlan, kv: KvSide, outcome: StepOutcome) -> None:
 
 
 def uncomputed_tokens(job: Job) -> int:
-    """Tokens a resident job could compute now: known ones, and those that steps in flight will bring.
+    """Tokens that a resident job could compute now: known ones, and those that steps in flight will bring.
 
-    None when a step in flight certainly brings the last output token that the job's limit allows. A limit that was
-    declared and is passed (`headway_max_output_tokens`) is none.
+    0 if a step in flight certainly brings the last output token that the job's limit allows. A limit that was declared
+    and is exceeded (`headway_max_output_tokens`) does not count.
     """
     in_flight, most = job.num_output_placeholders, job.max_output_tokens
     if (
@@ -256,11 +257,11 @@ def uncomputed_tokens(job: Job) -> int:
 def brings_last_token(in_flight: int, computed_tokens: int, most_tokens: int) -> bool:
     """Whether steps that bring `in_flight` output tokens certainly reach `most_tokens`, prompt and longest answer.
 
-    Tokens in flight count as computed, but all but one of them may be drafts that are refused; one more comes after.
+    Tokens in flight count as computed, but all except one of them may be drafts that are refused; one more comes after.
     """
     return computed_tokens - (in_flight - 1) + 1 >= most_tokens
 
 
 def starts_whole(num_tokens: int, room: int, full_budget: int) -> bool:
-    """Whether a prompt fits what is left, or is longer than any step and has this one to itself."""
+    """Whether a prompt fits the rest of the budget, or exceeds any step and has this one to itself."""
     return num_tokens <= room or room == full_budget

@@ -1,4 +1,4 @@
-"""What a request says of itself, targets, tenant, program, limit: in vLLM's `vllm_xargs` and in HTTP headers."""
+"""Hints of a request (targets, tenant, program, limit) in vLLM's `vllm_xargs` and in HTTP headers."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PREFIX = "headway_"
 TTFT, TBT, DEADLINE = "headway_ttft_ms", "headway_tbt_ms", "headway_deadline_ms"
 TENANT = "headway_tenant"
 PROGRAM = "headway_program"
-"""Names the agent program, session or conversation of which the request is a turn."""
+"""Names the agent program, session or conversation to which the request belongs."""
 MAX_OUTPUT_TOKENS = "headway_max_output_tokens"
 LENGTH = "headway_length"
-"""A client, or a predictor on its behalf, says by this how long the answer will be."""
+"""The expected length of the answer, from a client or from a predictor on its behalf."""
 _LENGTH_ENDS = ("headway_length_low", "headway_length_high")
-"""What one answer in ten stays below, and one in ten exceeds."""
+"""One answer in ten is shorter than the first, one in ten longer than the second."""
 OF_ANSWERS = frozenset({TBT, MAX_OUTPUT_TOKENS, LENGTH, *_LENGTH_ENDS})
 """Hints about the tokens after the first."""
 MAY_MOVE = "headway_may_move"
-"""True where a gateway in front would send the request to another instance; else it is never handed off."""
+"""True if a gateway would send the request to another instance; otherwise it is never handed off."""
 WAITING_ELSEWHERE = "headway_waiting_elsewhere"
-"""What a gateway says of the instances it would send the request to: prompt tokens that wait at each, `1200,0`."""
+"""A gateway's report on the other instances: prompt tokens that wait at each, as `1200,0`."""
 MAX_TENANT_CHARACTERS = 128
 MAX_PROGRAM_CHARACTERS = 256
 _MOST_INSTANCES, _MOST_DIGITS = 10_000, 16
@@ -36,12 +36,12 @@ _MOST_INSTANCES, _MOST_DIGITS = 10_000, 16
 
 @dataclass(frozen=True, slots=True)
 class RequestHints:
-    """A request's own targets (over the given defaults), tenant, program, limit, predicted length and priority.
+    """A request's targets (with defaults filled in), tenant, program, limit, predicted length and priority.
 
     `may_move`: the request would be served elsewhere if this instance gave it up. Only a gateway says so; a client that
-    asks the server itself would get an error for an answer. `waiting_elsewhere` are the prompt tokens that wait at each
-    such instance; None if nothing is said of them. `priority` is None if the request names none, or where it stands
-    beside the hints.
+    asks the server directly would get an error instead of an answer. `waiting_elsewhere` are the prompt tokens that
+    wait at each other instance; None if unknown. `priority` is None if the request names none, or if it stands beside
+    the hints.
     """
 
     slo: Slo = NO_TARGETS
@@ -55,11 +55,11 @@ class RequestHints:
 
 
 def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGETS) -> RequestHints:
-    """Hints from `sampling_params.extra_args`; keys that are not Headway's are left alone.
+    """Read hints from `sampling_params.extra_args`; keys of other products are ignored.
 
-    Raises ConfigError for an unknown `headway_` key, a target that is not a positive number of
-    milliseconds up to a week, a token count below 1, a tenant or a program that is no short text, a `headway_may_move`
-    that is neither true nor false, or a `headway_waiting_elsewhere` that is no list of tokens.
+    Raises ConfigError for an unknown `headway_` key, a target that is not a positive number of milliseconds up to a
+    week, a token count below 1, a tenant or program that is no short text, a `headway_may_move` that is neither true
+    nor false, or a `headway_waiting_elsewhere` that is no list of tokens.
     """
     if not extra_args:
         return RequestHints(slo=default_slo)
@@ -83,23 +83,23 @@ def read_hints(extra_args: Mapping[str, Any] | None, default_slo: Slo = NO_TARGE
 
 
 def elsewhere_hint(tokens: Sequence[int]) -> dict[str, str]:
-    """The hint that says what waits at each other instance; none where there is no other."""
+    """The hint with what waits at each other instance; empty if there is no other."""
     return {WAITING_ELSEWHERE: ",".join(map(str, tokens))} if tokens else {}
 
 
 def target_hints(slo: Slo) -> dict[str, float]:
-    """The hints that say these targets; none for a target that is not set."""
+    """The hints for these targets; none for a target that is not set."""
     targets_s = {TTFT: slo.ttft_s, TBT: slo.tbt_s, DEADLINE: slo.deadline_s}
     return {key: target_s * 1000 for key, target_s in targets_s.items() if target_s is not None}
 
 
 def length_hints(estimate: LengthEstimate) -> dict[str, float]:
-    """The hints that say this of a request's answer: what `read_hints` reads as the same estimate."""
+    """The hints for a predicted length: `read_hints` turns them into the same estimate."""
     return dict(zip((LENGTH, *_LENGTH_ENDS), estimate.said_tokens, strict=True))
 
 
 def _predicted_length(values: Mapping[str, Any]) -> LengthEstimate | None:
-    """What the client, or a predictor on its behalf, expects; an interval is both ends, around the value."""
+    """The expected length from a client or a predictor; an interval needs both ends, around the value."""
     tokens = values.get(LENGTH)
     ends = [values.get(key) for key in _LENGTH_ENDS]
     if ends == [None, None]:
@@ -115,7 +115,7 @@ def _predicted_length(values: Mapping[str, Any]) -> LengthEstimate | None:
 
 @lru_cache(maxsize=4096)
 def slo_of_ms(ttft_ms: float | None, tbt_ms: float | None, deadline_ms: float | None, default: Slo) -> Slo:
-    """Targets in milliseconds, over the defaults. Requests of a class name the same ones, so they share one object."""
+    """Targets in milliseconds, over the defaults. Cached, so that requests of a class share one object."""
     seconds = (
         None if target_ms is None else target_ms / 1000 for target_ms in (ttft_ms, tbt_ms, deadline_ms)
     )
@@ -123,9 +123,9 @@ def slo_of_ms(ttft_ms: float | None, tbt_ms: float | None, deadline_ms: float | 
 
 
 def target_ms(where: str, value: Any) -> float:
-    """A target as a client gave it, a number or its text, in milliseconds; HintError names `where` it stood."""
+    """A client's target, a number or its text, in milliseconds. Raises HintError, naming `where` it stood."""
     number = _number(value)
-    if not 0 < number / 1000 <= MAX_TARGET_S:  # as seconds, where the smallest numbers become 0
+    if not 0 < number / 1000 <= MAX_TARGET_S:  # in seconds, where the smallest numbers become 0
         accepted = f"milliseconds in (0, {MAX_TARGET_S * 1000:g}]"
         raise HintError(where, f"{where} is {quoted(value)}; accepted: {accepted}")
     return number
@@ -139,7 +139,7 @@ def _tokens(key: str, value: Any) -> float:
 
 
 def _number(value: Any) -> float:
-    """A number or the text of one; NaN, which lies in no range, for anything else."""
+    """A number or the text of one; NaN, which is in no range, for anything else."""
     try:
         return nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -147,20 +147,20 @@ def _number(value: Any) -> float:
 
 
 def quoted(value: Any) -> str:
-    """A value as a message shows it: cut short, since a client may send anything."""
+    """A value as an error shows it, shortened, since a client may send anything."""
     try:
         return reprlib.repr(value)
-    except ValueError:  # an integer of more digits than Python turns into text
+    except ValueError:  # an integer with more digits than Python converts to text
         return "a huge number"
 
 
 def tenant_name(where: str, value: Any) -> str:
-    """A tenant as a client gave it; HintError names `where` it stood."""
+    """A client's tenant. Raises HintError, naming `where` it stood."""
     return _short_text(where, value, MAX_TENANT_CHARACTERS)
 
 
 def program_name(where: str, value: Any) -> str:
-    """An agent program as a client named it; HintError names `where` it stood."""
+    """A client's agent program. Raises HintError, naming `where` it stood."""
     return _short_text(where, value, MAX_PROGRAM_CHARACTERS)
 
 
@@ -171,14 +171,14 @@ def _short_text(where: str, value: Any, most: int) -> str:
 
 
 def _yes_or_no(key: str, value: Any) -> bool:
-    """JSON's true and false reach us as 1 and 0: vLLM's `vllm_xargs` knows numbers and strings alone."""
+    """JSON's true and false arrive as 1 and 0: vLLM's `vllm_xargs` accepts only numbers and strings."""
     if not isinstance(value, bool | int | float) or value not in (0, 1):
         raise ConfigError(f"{key} is {quoted(value)}; accepted: true or false")
     return bool(value)
 
 
 def _token_counts(key: str, value: Any) -> tuple[int, ...]:
-    """Counts of tokens in one text: a list would be one for vLLM alone, and not for its Rust front end."""
+    """Token counts in one text: vLLM would accept a list, but its Rust front end would not."""
     parts = value.split(",", _MOST_INSTANCES) if isinstance(value, str) else ("",)
     if not all(part.isascii() and part.isdigit() and len(part) < _MOST_DIGITS for part in parts):
         raise ConfigError(f"{key} is {quoted(value)}; accepted: tokens at each instance, as '1200,0'")
@@ -194,7 +194,7 @@ _CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
     MAY_MOVE: _yes_or_no,
     WAITING_ELSEWHERE: _token_counts,
 }
-"""Every accepted key, with what turns its value into ours or refuses it."""
+"""Every accepted key -> the function that converts its value or refuses it."""
 
 
 T = TypeVar("T")
@@ -214,10 +214,10 @@ _TARGET_HEADERS = {
 _TENANT_HEADER = b"x-tenant"
 PRIORITY_HEADER = "x-vllm-priority"
 _PRIORITY_HEADERS = {PRIORITY_HEADER.encode(): 1, b"x-dynamo-request-priority": -1}
-"""Sign that turns the header's value into vLLM's: lower runs earlier."""
+"""The sign that converts the header's value into vLLM's: lower runs earlier."""
 
 HINT_HEADERS = frozenset({*_TARGET_HEADERS, *_PRIORITY_HEADERS, _TENANT_HEADER})
-"""Headers that are read here; the engine gets what they say in the body."""
+"""Headers that are read here; the engine gets their contents in the body."""
 
 
 def hints_of_request(
@@ -226,7 +226,7 @@ def hints_of_request(
     priority: int | None,
     default_slo: Slo = NO_TARGETS,
 ) -> RequestHints:
-    """What headers (with lower-case names) and body (`vllm_xargs`, `priority`) say together.
+    """The hints of headers (with lower-case names) and body (`vllm_xargs`, `priority`) together.
 
     Raises HintError for a value that is not accepted, and for two places that disagree.
     """
@@ -251,7 +251,7 @@ def hints_of_request(
 
 
 def header_text(value: bytes) -> str:
-    """What a header says: UTF-8, as names come today and as aiohttp writes them, or else Latin-1."""
+    """A header's text: UTF-8, as names come today and as aiohttp writes them, else Latin-1."""
     try:
         return value.decode()
     except UnicodeDecodeError:
@@ -269,7 +269,7 @@ def _read_header(said: dict[str, Any], name: bytes, value: str) -> None:
 
 
 def _agree(said: dict[str, T], key: str, value: T, where: str) -> None:
-    """Note a value; raises HintError if another place said something else."""
+    """Record a value. Raises HintError if another place said something else."""
     known = said.setdefault(key, value)
     if known != value:
         raise HintError(

@@ -1,4 +1,4 @@
-"""KV that leaves the device for host memory and comes back: which blocks are copied, and when."""
+"""Decides which KV blocks are copied to host memory and back, and when."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from headway.core.plan import Fate, Reason
 
 
 class HostPool:
-    """Gives host blocks to jobs; the simulator and the connector keep the same account.
+    """Assigns host blocks to jobs; simulator and connector use the same accounting.
 
-    A job's n-th host block is for the n-th block of its sequence. Never more than `num_blocks` are reserved: a
-    job that finds no room is to be recomputed instead. Costs: `reserve` and `drop` O(blocks moved), the rest
-    O(1), `check` O(blocks).
+    A job's n-th host block holds the n-th block of its sequence. At most `num_blocks` are reserved: a job that finds no
+    room is recomputed instead. Costs: `reserve` and `drop` O(blocks moved), the rest O(1), `check` O(blocks).
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -38,7 +37,7 @@ class HostPool:
         return len(self.blocks(job))
 
     def reserve(self, job: Job, num_blocks: int) -> bool:
-        """See to it that a job has at least `num_blocks` in all; False, and nothing changed, if the host is full."""
+        """Reserve more blocks until a job has at least `num_blocks`; False, with no change, if the host is full."""
         more = num_blocks - self.held(job)
         if more > len(self._free):
             return False
@@ -47,7 +46,7 @@ class HostPool:
         return True
 
     def drop(self, job: Job) -> None:
-        """Give a job's blocks back; nothing to do if it has none. No copy may be reading or writing them."""
+        """Release a job's blocks, if it has any. No copy may be reading or writing them."""
         self._free.extend(reversed(self._held.pop(job, [])))
 
     def check(self) -> None:
@@ -57,11 +56,11 @@ class HostPool:
 
 
 DEFAULT_RESTORE_SHARE = 0.5
-"""Half of the KV blocks may hold jobs that are not running yet; the other half stays for those that are."""
+"""Half of the KV blocks may hold jobs that are not running yet; the other half stays for running ones."""
 
 
 class Direction(Enum):
-    """Which way a copy goes; each way has a copy engine of its own."""
+    """The direction of a copy; each has a copy engine of its own."""
 
     TO_HOST = "to host"
     TO_DEVICE = "to device"
@@ -71,7 +70,7 @@ class Direction(Enum):
 class Copy:
     """Blocks of one job under way, each with its host block, pinned on the device until the copy is done.
 
-    Once it is, the job's first `num_tokens` tokens have their KV where it went.
+    Afterwards the KV of the job's first `num_tokens` tokens is at the destination.
     """
 
     job: Job
@@ -94,11 +93,11 @@ class DeviceBlocks(Protocol):
         ...
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """Keep blocks, held by some job now, from being taken."""
+        """Protect held blocks from being taken."""
         ...
 
     def unpin(self, blocks: Sequence[int]) -> None:
-        """Let blocks go; those without a holder are free."""
+        """Release pins; blocks without a holder become free."""
         ...
 
 
@@ -106,10 +105,9 @@ class DeviceBlocks(Protocol):
 class _HostSide:
     """What the host has of one job.
 
-    `saved_tokens` are covered by a complete copy, true as long as the job has computed no more. `outgoing` is
-    the copy to the host under way, of which a job has one at a time. `leaving` are the pinned blocks of a
-    swapped job still to be copied. `wanted` is False when the copy is of no use any more, but the copies
-    under way have to end before its room is free.
+    `saved_tokens` are covered by a complete copy, which is valid while the job has computed no more. `outgoing` is the
+    running copy to the host, at most one a job. `leaving` are the pinned blocks of a swapped job still to be copied.
+    `wanted` is False when the copy is useless, but running copies must end before its room is free.
     """
 
     saved_tokens: int = 0
@@ -163,16 +161,18 @@ class HostCopies:
 
     @property
     def returned(self) -> Collection[Job]:
-        """Residents that have come back, or are about to, and have had no step since."""
+        """Residents that came back, or are coming back, and have had no step since."""
         return self._idle.keys()
 
     @property
     def awaited(self) -> bool:
-        """Whether a job that came back has its first step in flight, after which its host copy is of no use."""
+        """Whether a job that came back has its first step in flight, after which its host copy is useless."""
         return bool(self._running)
 
     def ready(self, job: Job) -> Reason | None:
-        """Why a swapped job cannot come back yet: not all of it is on the host, or too many come back already."""
+        """Why a swapped job cannot come back yet: it is not completely on the host, or too many are coming back
+        already.
+        """
         if self.uncopied_blocks(job):
             return Reason.REMOTE_KV
         held = sum(self._idle.values())
@@ -180,23 +180,23 @@ class HostCopies:
         return None if within or not held else Reason.RESTORES
 
     def uncopied_blocks(self, job: Job) -> int:
-        """Blocks of a job of which the host has no complete and true copy yet; 0: it can leave at once."""
+        """Blocks of a job of which the host has no complete and valid copy yet; 0: it can leave at once."""
         side = self._sides.get(job)
         saved = side.saved_tokens if side is not None and side.leaving is None else 0
         return self._blocks_for(job.num_computed_tokens) - self._kept_blocks(job, saved)
 
     def unsent_blocks(self, job: Job) -> int:
-        """Blocks of a resident that neither a complete and true copy nor one under way has."""
+        """Blocks of a resident in neither a complete and valid copy nor a running one."""
         return self._blocks_for(job.num_computed_tokens) - self._sent_blocks(job)
 
     def shortage_fate(self, job: Job) -> Fate:
-        """What becomes of a job whose blocks are wanted at once: a swap only if the host has all of it already."""
+        """The fate of a job whose blocks are needed at once: a swap only if the host has all of it already."""
         return Fate.RECOMPUTE if self.uncopied_blocks(job) else Fate.SWAP
 
     # ---- a job leaves the device -------------------------------------------------------------------
 
     def offload(self, job: Job) -> Reason | None:
-        """Start to copy what the host lacks of a resident; not while a step computes or a copy moves it."""
+        """Start to copy what the host lacks of a resident; refused while a step computes it or a copy moves it."""
         if job in self.restoring:
             return Reason.REMOTE_KV
         if self._in_flight(job):
@@ -214,10 +214,10 @@ class HostCopies:
         return None
 
     def leave(self, job: Job, fate: Fate) -> Fate:
-        """Settle what becomes of a preempted job's KV, before its device blocks are taken back.
+        """Decide what becomes of a preempted job's KV, before its device blocks are taken back.
 
-        Blocks the host lacks are pinned. Returns RECOMPUTE where the host has no room. Once the blocks are
-        taken back, `advance` starts the copy.
+        Blocks that the host lacks are pinned. Returns RECOMPUTE if the host has no room. Once the blocks are taken
+        back, `advance` starts the copy.
         """
         if fate is Fate.SWAP and self._reserve(job):
             missing = self._missing(job)
@@ -241,7 +241,7 @@ class HostCopies:
             side.saved_tokens = job.num_computed_tokens
 
     def forget(self, job: Job) -> None:
-        """Drop a job that has ended; copies of it that are under way end by themselves."""
+        """Remove an ended job; its running copies end by themselves."""
         self._forget_return(job)
         self._discard(job)
 
@@ -266,12 +266,12 @@ class HostCopies:
         self._start(copy)
 
     def runs(self, job: Job) -> None:
-        """Note that a job has tokens in this step, in case it is the first one after it came back."""
+        """Note that a job has tokens in this step, in case it is the first one after its return."""
         if self._idle.pop(job, None) is not None:
             self._running.add(job)
 
     def ran(self, job: Job) -> bool:
-        """Forget the host copy of a job whose first step since it came back is processed; True if it was one."""
+        """Drop the host copy of a job whose first step after its return is processed; True if it was one."""
         if job not in self._running:
             return False
         self._running.discard(job)
@@ -281,7 +281,7 @@ class HostCopies:
     # ---- copies end --------------------------------------------------------------------------------
 
     def finish(self, copy: Copy) -> None:
-        """A copy is done: its blocks on the device are let go, and what waited for it goes on."""
+        """A copy is done: release its device blocks, and start what waited for it."""
         side = self._end(copy)
         job = copy.job
         if copy.direction is Direction.TO_DEVICE:
@@ -294,7 +294,7 @@ class HostCopies:
         self.advance(job)
 
     def fail(self, copy: Copy) -> bool:
-        """A copy came to nothing; True if its job's KV is lost by it, and the job to be recomputed."""
+        """A copy failed; True if its job's KV is lost, and the job must be recomputed."""
         side, job = self._end(copy), copy.job
         if copy is not side.outgoing and copy is not self.restoring.get(job):
             self._settle(job, side)
@@ -304,20 +304,20 @@ class HostCopies:
         return copy.direction is Direction.TO_DEVICE or job.state is not JobState.RESIDENT
 
     def spoiled(self, copy: Copy) -> bool:
-        """A copy that counted as done came to nothing; True if its job's KV is lost by it."""
+        """A copy that counted as done failed; True if its job's KV is lost."""
         job = copy.job
         if copy.direction is Direction.TO_DEVICE or job not in self._sides:
             return False
         self._discard(job)
         return job.state is JobState.SWAPPED
 
-    # ---- inside ------------------------------------------------------------------------------------
+    # ---- internals ---------------------------------------------------------------------------------
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._device.block_size)
 
     def _kept_blocks(self, job: Job, saved_tokens: int) -> int:
-        """How many of a job's blocks a copy of its first `saved_tokens` tokens still shows truly."""
+        """How many of a job's blocks a copy of its first `saved_tokens` tokens still represents."""
         if saved_tokens == job.num_computed_tokens:
             return self._blocks_for(saved_tokens)
         return saved_tokens // self._device.block_size
@@ -334,7 +334,7 @@ class HostCopies:
         return self._kept_blocks(job, side.outgoing.num_tokens if side.outgoing else side.saved_tokens)
 
     def _reserve(self, job: Job) -> bool:
-        """Room on the host for all of a job, in addition to what it has there."""
+        """Reserve room on the host for all of a job, beyond what it has there."""
         if not self.host.reserve(job, self._blocks_for(job.num_computed_tokens)):
             return False
         self._sides.setdefault(job, _HostSide()).wanted = True
@@ -346,7 +346,7 @@ class HostCopies:
         self._running.discard(job)
 
     def _discard(self, job: Job) -> None:
-        """The host copy of a job, if there is one, is of no use any more."""
+        """Mark a job's host copy, if there is one, as useless."""
         side = self._sides.get(job)
         if side is None:
             return
@@ -384,7 +384,7 @@ class HostCopies:
             self.finish(copy)
 
     def _end(self, copy: Copy) -> _HostSide:
-        """A copy is not under way any more, however it ended."""
+        """Remove a copy from the running ones, however it ended."""
         side = self._sides[copy.job]
         del self._under_way[copy]
         side.copies -= 1
@@ -400,7 +400,7 @@ class HostCopies:
         return copied + sum(len(side.leaving or ()) for side in self._sides.values())
 
     def check(self, residents: Sequence[Job]) -> None:
-        """Assert that host blocks are conserved and that nothing is kept for no job; O(jobs + blocks)."""
+        """Assert that host blocks are conserved and that nothing is kept for ended jobs; O(jobs + blocks)."""
         self.host.check()
         for job, side in self._sides.items():
             assert side.wanted or side.copies, f"host blocks are kept for {job!r}, which has no use for them"

@@ -1,4 +1,4 @@
-"""One request's life in a scheduler."""
+"""A request inside a scheduler."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from headway.core.length_estimate import LengthEstimate
 from headway.core.slo import NO_TARGETS, Slo
 
 PREFIX_BLOCK_TOKENS = 512
-"""Of a block in `Job.prefix_blocks`, as in Mooncake's traces."""
+"""Tokens of a block in `Job.prefix_blocks`, as in Mooncake's traces."""
 
 
 class JobState(Enum):
@@ -80,17 +80,17 @@ class Job:
 
     @property
     def num_found_tokens(self) -> int:
-        """Leading tokens that need not be computed to run it, as far as is known: computed, cached or stored ones."""
+        """Leading tokens that need not be computed, as far as known: computed, cached or stored ones."""
         return max(self.num_computed_tokens, self.num_cached_tokens, self.num_stored_tokens)
 
     @property
     def num_loaded_tokens(self) -> int:
-        """Tokens whose KV a connector loads before it runs: stored ones that the device does not hold."""
+        """Tokens whose KV a connector loads before the job runs: stored ones that the device does not hold."""
         return max(0, self.num_stored_tokens - max(self.num_computed_tokens, self.num_cached_tokens))
 
     @property
     def predicted_output_tokens(self) -> float | None:
-        """The likeliest length of the answer, if it was predicted."""
+        """The median predicted length of the answer, if it was predicted."""
         return None if self.predicted_length is None else self.predicted_length.tokens
 
     @property
@@ -112,7 +112,7 @@ class Job:
 
     @property
     def due_s(self) -> float | None:
-        """The earliest instant after which a target of this job is certainly missed, if it has one."""
+        """The earliest moment after which a target of this job is certainly missed; None without targets."""
         first_token = self.ttft_deadline_s
         if self.slo.deadline_s is None:
             return first_token
@@ -125,17 +125,18 @@ class Job:
 
 
 def is_decode(job: Job, tokens: int) -> bool:
-    """Whether the `tokens` a step granted a job, which it counts as computed already, extend its answer, drafts or not.
+    """Whether the `tokens` that a step granted, which count as computed already, extend the job's answer, drafts or
+    not.
 
-    Asked once the ledger has followed the step. A prompt, or one computed again after a preemption, is a prefill.
+    Call after the ledger has followed the step. A prompt, or one computed again after a preemption, is a prefill.
     """
     before = job.num_computed_tokens - tokens
     return before >= job.num_prompt_tokens + max(0, job.num_output_tokens - 1)
 
 
 def has_prompts(tokens: dict[Job, int]) -> bool:
-    """Whether a step that granted `tokens` computed some of a prompt. Asked as `is_decode`.
+    """Whether a step that granted `tokens` computed part of a prompt. Call as `is_decode`.
 
-    O(jobs); less where prompts stand last.
+    O(jobs); less if prompts stand last.
     """
     return any(not is_decode(job, count) for job, count in reversed(tokens.items()))

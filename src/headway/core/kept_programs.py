@@ -1,4 +1,4 @@
-"""KV blocks of agent programs that stay on the device while their tools run."""
+"""Keeps the KV blocks of agent programs on the device while their tools run."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Program = tuple[str, str]
 """A tenant, and the name of one of its programs."""
 
 GONE_S = 600.0
-"""A program of which nothing came for so long is over; a turn of its name begins another."""
+"""A program without requests for this long is over; a later turn of its name begins another."""
 PATIENCE_S = 120.0
 _MOST_PROGRAMS = 10_000
 
 
 def program_of(job: Job) -> Program | None:
-    """The program of which a job is a turn, if that is known."""
+    """The program to which a job belongs, if known."""
     return None if job.program is None else (job.tenant, job.program)
 
 
 class KeptBlocks(Protocol):
-    """Device memory whose blocks can be kept from others though no request holds them."""
+    """Device memory whose blocks can be kept although no request holds them."""
 
     @property
     def free_blocks(self) -> int:
@@ -34,11 +34,11 @@ class KeptBlocks(Protocol):
         ...
 
     def keep(self, job: Job) -> Sequence[int]:
-        """Keep those of a resident's blocks that others can find, and return them."""
+        """Keep, and return, those of a resident's blocks that others can find."""
         ...
 
     def let_go(self, blocks: Sequence[int]) -> None:
-        """Keep them no longer; those that no request holds are free."""
+        """Stop keeping blocks; those that no request holds become free."""
         ...
 
 
@@ -46,14 +46,14 @@ class KeepRule(Protocol):
     """Decides how long a program's blocks are kept."""
 
     share: float
-    """The most of all blocks (0 to 1) that are kept."""
+    """The largest share of all blocks (0 to 1) that may be kept."""
 
     def came(self, program: Program, now_s: float) -> None:
-        """A turn of a program has come."""
+        """A turn of a program arrived."""
         ...
 
     def keep_s(self, program: Program, num_tokens: int, now_s: float) -> float:
-        """Seconds for which `num_tokens` of KV of a program whose turn has ended are kept; 0: let go."""
+        """Seconds to keep the `num_tokens` of KV of a program whose turn has ended; 0: release them."""
         ...
 
 
@@ -66,12 +66,12 @@ class _Kept:
 
 
 class KeptPrograms:
-    """Knows since when programs are under way, and keeps their blocks between turns within the share of `rule`.
+    """Knows when programs began, and keeps their blocks between turns within the share of `rule`.
 
     Blocks are kept from the end of a turn until the next has started, or until their time is up. Residents always get
-    what their next step may take: those go first whose time is up first, those of turns that wait already last. No job
-    waits for kept blocks for longer than PATIENCE_S, or while nothing runs. Costs: O(kept programs) a step while there
-    are some, and O(blocks of a program) a turn.
+    what their next step may take: blocks are released in the order in which their time is up, those of already waiting
+    turns last. No job waits for kept blocks for longer than PATIENCE_S, or while nothing runs. Costs: O(kept programs)
+    a step while there are some, and O(blocks of a program) a turn.
     """
 
     def __init__(self, blocks: KeptBlocks, rule: KeepRule, num_blocks: int) -> None:
@@ -87,11 +87,11 @@ class KeptPrograms:
 
     @property
     def next_s(self) -> float:
-        """When the next program's time is up; inf if none is kept, or all of them wait."""
+        """When the next program's time is up; inf if none is kept, or all of them are waiting."""
         return min((kept.until_s for kept in self._kept.values()), default=inf)
 
     def came(self, job: Job, now_s: float) -> None:
-        """A turn has come: it is told when its program began, and what is kept of that stays until it starts."""
+        """A turn arrived: set when its program began; what is kept of the program stays until the turn starts."""
         program = program_of(job)
         if program is None:
             return
@@ -105,13 +105,13 @@ class KeptPrograms:
             kept.until_s, job.num_kept_tokens = inf, kept.num_tokens
 
     def started(self, job: Job) -> None:
-        """A turn holds its blocks itself now, or will never."""
+        """A turn now holds its blocks itself, or never will."""
         program = program_of(job)
         if program in self._kept:
             self._drop(program)
 
     def ended(self, job: Job, now_s: float, *, finished: bool) -> None:
-        """A turn ends, and has its blocks still if it is resident; `finished`: its program may go on from here."""
+        """A turn ends, and still has its blocks if it is resident; `finished`: its program may continue from here."""
         program = program_of(job)
         if program is None:
             return
@@ -128,7 +128,9 @@ class KeptPrograms:
             self._drop(self._first_to_go())
 
     def before_step(self, view: StepView) -> None:
-        """Let residents have what any step may take; and the job that waits longest, if none runs or it waits long."""
+        """Free what any step of the residents may take; and what the oldest waiting job needs, if none runs or it
+        waits long.
+        """
         self._make_room(view.now_s, room_blocks(view))
         if view.swapped and not view.residents:
             self.clear()
@@ -137,12 +139,12 @@ class KeptPrograms:
             self._give_way(first, view.missing_blocks(first))
 
     def clear(self) -> None:
-        """Let go of all."""
+        """Release everything."""
         for program in list(self._kept):
             self._drop(program)
 
     def _make_room(self, now_s: float, num_blocks: int) -> None:
-        """Let go of programs whose time is up, and of more until so many blocks are free."""
+        """Release the blocks of programs whose time is up, and of more until `num_blocks` are free."""
         while self._kept:
             program = self._first_to_go()
             if self._kept[program].until_s >= now_s and self._blocks.free_blocks >= num_blocks:
@@ -150,7 +152,7 @@ class KeptPrograms:
             self._drop(program)
 
     def _give_way(self, job: Job, num_blocks: int) -> None:
-        """Let go of other programs, the one that began last first, until a job has the blocks that it lacks."""
+        """Release the blocks of other programs, the last begun first, until a job has the blocks that it lacks."""
         enough, own = self._blocks.free_blocks + num_blocks, program_of(job)
         others = sorted(self._kept.keys() - {own}, key=lambda program: self._kept[program].began_s)
         while others and self._blocks.free_blocks < enough:
@@ -166,10 +168,10 @@ class KeptPrograms:
 
 
 def began_s(job: Job) -> float:
-    """When a job's program began, as far as is known: at the latest when the job came."""
+    """When a job's program began, as far as known; no later than the job's arrival."""
     return job.arrival_s if job.program_began_s is None else job.program_began_s
 
 
 def room_blocks(view: StepView) -> int:
-    """Blocks that any step of the residents fits into."""
+    """Blocks that suffice for any step of the residents."""
     return len(view.residents) + view.max_tokens // view.block_size

@@ -1,4 +1,4 @@
-"""The job table of one engine: each live job in one state, each ended job in one record."""
+"""The job table of one engine: each live job has one state, each ended job one record."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ LEFT_AS = {
     Departure.EXPIRED: Outcome.EXPIRED,
     Departure.HAND_OFF: Outcome.HANDED_OFF,
 }
-"""How a job that leaves the queue is recorded."""
+"""The outcome recorded for a job that leaves the queue."""
 
 
 class Ledger:
-    """Follows every job from arrival to its one end; the engine and the simulator keep the same one.
+    """Follows every job from arrival to its only end, in the engine and in the simulator alike.
 
     `residents` is in the engine's order; a job that joins or ends makes a new list, since plans hold the old one.
-    `swapped` jobs have their KV on the host or on its way there. Costs: arrive, sampled O(1); end O(1), of a
-    resident O(residents) pointer compares; apply O(jobs that got tokens), with admissions O(residents).
+    `swapped` jobs have their KV on the host or on its way there. Costs: arrive, sampled O(1); end O(1), of a resident
+    O(residents) pointer compares; apply O(jobs that got tokens), with admissions O(residents).
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Ledger:
 
     @property
     def live(self) -> int:
-        """Jobs that have arrived and not ended."""
+        """Number of jobs that have arrived and not ended."""
         return len(self.waiting) + len(self.swapped) + len(self.residents)
 
     def arrive(self, job: Job) -> None:
@@ -43,7 +43,7 @@ class Ledger:
         self.waiting[job.id] = job
 
     def apply(self, outcome: StepOutcome) -> None:
-        """Move jobs as a filled step moved them; departures end separately, by `end`."""
+        """Move jobs as a filled step moved them; departures are ended separately, by `end`."""
         self.residents = self._in_step_order(outcome.plan.run)
         if outcome.preempted:
             self.residents = [job for job in self.residents if job not in outcome.preempted]
@@ -87,13 +87,13 @@ class Ledger:
             # What a dropped job finds in the prefix cache it does not compute again.
             job.recomputed_tokens -= min(cached_tokens, job.recomputed_tokens)
         job.state = JobState.RESIDENT
-        # A waiting job has computed nothing; a swapped one all that its KV on the host is of.
+        # A waiting job has computed nothing; a swapped one has what its KV on the host covers.
         job.num_computed_tokens = max(cached_tokens, job.num_computed_tokens)
         if job.first_scheduled_s is None:
             job.first_scheduled_s = now_s
 
     def sampled(self, job: Job, num_tokens: int, now_s: float) -> bool:
-        """Note tokens a step brought; True if the first output token is among them."""
+        """Count sampled tokens; True if the first output token is among them."""
         is_first = job.first_token_s is None
         if is_first:
             job.first_token_s = now_s
@@ -106,7 +106,7 @@ class Ledger:
         self._drop(job)
 
     def end(self, job: Job, outcome: Outcome, now_s: float) -> Record:
-        """Take a job out and return its record; a job that is not live is a ValueError."""
+        """Remove a job and return its record. Raises ValueError for a job that is not live."""
         queued = self.waiting.pop(job.id, None) or self.swapped.pop(job.id, None)
         if queued is None:
             residents = self.residents.copy()

@@ -1,4 +1,4 @@
-"""How long an answer will probably be."""
+"""A predicted answer length with its uncertainty."""
 
 from __future__ import annotations
 
@@ -14,26 +14,28 @@ TAIL = 0.1
 """Share of answers shorter than `low_tokens`, and of answers longer than `high_tokens`."""
 _TAIL_Z = -_NORMAL.inv_cdf(TAIL)
 _FAR_Z = 4.0
-"""Beyond so many deviations the normal tail is taken as exponential: its own quantiles lose their digits."""
+"""Beyond this many deviations the normal tail is replaced by an exponential one: its own quantiles lose precision."""
 _LEAST_SPREAD = 0.02
-"""Of the logarithm. Below it an answer that outgrows its estimate would be expected to end at every token."""
+"""Least deviation of the logarithm. With less, an answer that outgrows its estimate would be expected to end at
+every token.
+"""
 _DOUBT = 0.01
-"""Share of answers that have nothing to do with their estimates: a model that repeats itself never ends."""
+"""Share of answers unrelated to their estimates: a model that repeats itself never ends."""
 UNKNOWN_SPREAD = 2.0
-"""An estimate that came without an interval may be off by this factor either way."""
+"""Assumed factor either way for an estimate without an interval."""
 
 
 @cache
 def _middles_z(points: int) -> Sequence[float]:
-    """The deviations in the middles of so many equally likely parts of a normal variable."""
+    """The midpoints, in deviations, of this many equally likely parts of a normal variable."""
     return [_NORMAL.inv_cdf((part + 0.5) / points) for part in range(points)]
 
 
 @dataclass(frozen=True, slots=True)
 class LengthEstimate:
-    """Output tokens of an answer: the median, and what one in ten stays below and one in ten exceeds.
+    """The output tokens of an answer: the median, and the bounds that one in ten lies below and above.
 
-    Between and beyond, the logarithm of the length is taken as normal, with a spread of its own on either side.
+    The logarithm of the length is taken as normal, with its own spread on either side of the median.
     """
 
     tokens: float
@@ -42,7 +44,7 @@ class LengthEstimate:
 
     @classmethod
     def around(cls, tokens: float) -> LengthEstimate:
-        """An estimate of which nothing but its value is known."""
+        """An estimate of which only the median is known."""
         return cls(tokens, max(1.0, tokens / UNKNOWN_SPREAD), tokens * UNKNOWN_SPREAD)
 
     def at(self, confidence: float) -> float:
@@ -52,14 +54,14 @@ class LengthEstimate:
 
     @property
     def said_tokens(self) -> tuple[float, float, float]:
-        """Median and both ends as a request's hints say them: noise may put an estimate below the least, one token."""
+        """Median and bounds for a request's hints: at least one token each, since noise may put an estimate lower."""
         return (max(1.0, self.tokens), max(1.0, self.low_tokens), max(1.0, self.high_tokens))
 
     def pinball_tokens(self, output_tokens: int) -> float:
-        """Mean pinball loss of the median and both ends, for an answer of so many tokens; 0 for three that are right.
+        """Mean pinball loss of the median and both bounds for an answer of this length; 0 if all three are exact.
 
-        Least in the mean for the true quantiles, so that wide and missed intervals both cost. Source: Koenker and
-        Bassett 1978, Regression quantiles.
+        The expected loss is least for the true quantiles, so wide intervals and missed ones both cost. Source: Koenker
+        and Bassett 1978, Regression quantiles.
         """
         ends = ((TAIL, self.low_tokens), (0.5, self.tokens), (1 - TAIL, self.high_tokens))
         return sum(max(q * (output_tokens - end), (1 - q) * (end - output_tokens)) for q, end in ends) / len(
@@ -67,12 +69,12 @@ class LengthEstimate:
         )
 
     def remaining_tokens(self, produced: int) -> float:
-        """Tokens still to come of an answer that is already longer than `produced`: the median, above 0.
+        """The median number of tokens still to come of an answer longer than `produced`, above 0.
 
-        One answer in a hundred is taken to have nothing to do with its estimate. The farther an answer outgrows
-        its estimate, the likelier it is that one, of which as much is expected as it has brought already (the
-        median where the chance of being longer than n falls as 1 / n). So a narrow interval that was wrong does
-        not make an answer that never ends look nearly done at every token.
+        One answer in a hundred is assumed to be unrelated to its estimate. The farther an answer outgrows its estimate,
+        the likelier it is one of those, of which as much is expected as it has already brought (the median if the
+        chance of being longer than n falls as 1 / n). So a narrow, wrong interval does not make an endless answer look
+        nearly done at every token.
         """
         if produced <= 0:
             return self.tokens
@@ -90,10 +92,10 @@ class LengthEstimate:
         return (1.0 - doubt) * to_come + doubt * produced
 
     def longer_than(self, produced: int, points: int) -> Sequence[float]:
-        """Lengths of an answer that is already longer than `produced`, ascending and equally likely.
+        """Lengths of an answer longer than `produced`, ascending and equally likely.
 
-        Of `points` that stand for all it may have those that are longer: so the farther it comes, the fewer, and none
-        for one that has outgrown its estimate. O(points) the first time, then O(log points).
+        Returns those of `points` representative lengths that are longer: fewer as the answer grows, and none once it
+        has outgrown its estimate. O(points) the first time, then O(log points).
         """
         lengths = _likely_lengths(self, points)
         return lengths[bisect_right(lengths, produced) :]
@@ -106,6 +108,6 @@ class LengthEstimate:
 
 @lru_cache(maxsize=4096)
 def _likely_lengths(estimate: LengthEstimate, points: int) -> Sequence[float]:
-    """The lengths in the middles of so many equally likely parts. Each answer asks a dozen times in its life."""
+    """The midpoints of this many equally likely parts; cached, since each answer asks a dozen times."""
     above, below = estimate._spread(longer=True), estimate._spread(longer=False)
     return [estimate.tokens * exp(z * (above if z > 0 else below)) for z in _middles_z(points)]

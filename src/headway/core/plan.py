@@ -1,4 +1,4 @@
-"""What a policy wants of a step, and what the engine made of it."""
+"""What a policy wants of a step, and what the engine did."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.core.job import Job
 class Fate(StrEnum):
     """What becomes of a preempted job's KV: copied to the host, or dropped.
 
-    A swap the host has no room for becomes a RECOMPUTE; the outcome says what it was.
+    A swap for which the host has no room becomes a RECOMPUTE; the outcome says which.
     """
 
     SWAP = "swap"
@@ -100,7 +100,7 @@ class StepOutcome:
     - `preempted`: jobs whose KV left the device, wanted by the plan or not.
     - `offloaded`: jobs whose copy to the host is complete or under way now.
     - `passed_over` names why a job of the plan got nothing or less than its share.
-    - `decoded_tokens`: what a decode's step brings, in the mean of late; more than one where drafts are right.
+    - `decoded_tokens`: recent mean number of tokens that a decode gains in a step; above 1 where drafts are right.
     """
 
     now_s: float

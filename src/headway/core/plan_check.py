@@ -1,4 +1,4 @@
-"""The rules that every plan keeps: what the simulator and the plug-in accept of a policy."""
+"""The rules of every plan, checked by the simulator and the plug-in."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ID = attrgetter("id")
 
 
 def check_plan(plan: StepPlan, view: StepView, ledger: Ledger) -> None:
-    """Raise PlanError unless the plan keeps the rules every policy must keep.
+    """Raise PlanError unless the plan keeps the rules of every policy.
 
-    Engines call this for every plan of a policy, so that a bad plan costs its policy and not the engine. Parts of
-    other packages return what they like: no declared type is trusted. O(jobs named + residents); a `run` that is the
-    residents' own list is not looked at again.
+    Engines call this for every plan, so that a bad plan costs its policy and not the engine. Parts of other packages
+    may return anything: no declared type is trusted. O(jobs named + residents); a `run` that is the residents' own list
+    is not examined again.
 
     The fields hold what `StepPlan` declares, in lists, tuples and dicts that can be read more than once. Every job is
     the ledger's own, and is named at most once (invariant 1): run, preempt and offload name residents, admit and leave
@@ -89,10 +89,12 @@ def _check_values(part: str, values: Mapping[Job, object], kind: type[Fate | Dep
 
 
 def _check_places(plan: StepPlan, run: Sequence[Job], named: set[Job], ledger: Ledger) -> None:
-    """Every job is where its part of the plan wants it; a job with a cap is live, wherever it is."""
+    """Check that every job is in the place that its part of the plan requires; a job with a cap is live, wherever
+    it is.
+    """
     residents = named
     on_device = len(run) + len(plan.preempt) + len(plan.offload)
-    # Where the plan names as many as there are, and every resident, it names no other: admit and leave are queued.
+    # If the plan names as many jobs as there are residents, and every resident, all others are queued.
     if on_device != len(ledger.residents) or not named.issuperset(ledger.residents):
         residents = set(ledger.residents) if on_device or plan.chunk_cap else set()
         for part, jobs in (("run", run), ("preempt", plan.preempt), ("offload", plan.offload)):

@@ -1,4 +1,4 @@
-"""Whether predictions are to be trusted: of lengths, and of step times."""
+"""Decides whether predictions of lengths and of step times are to be trusted."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from headway.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRule:
-    """When predictions count as trustworthy, over the last `window` answers.
+    """When length predictions count as trustworthy, over the last `window` answers.
 
-    Trust ends when Kendall's tau falls below `least_tau` or the share of answers within their interval below
-    `least_coverage` (the interval aims at 0.8), and comes back when both are `margin` above: twice the sampling
-    deviation of tau, and three times that of the share, over 200 answers, so that chance does not flip it.
-    Before `min_answers` the answer is `trusted_at_first`: False, since an order that needs no lengths is safe
-    while nothing is known, and a wrong one is not. With a least of 1 it stays so: nothing is a margin above it.
+    Trust ends when Kendall's tau falls below `least_tau`, or the share of answers within their interval below
+    `least_coverage` (the interval aims at 0.8). It returns when both are `margin` above: twice the sampling deviation
+    of tau, and three times that of the share, over 200 answers, so that chance does not flip it. Before `min_answers`
+    the answer is `trusted_at_first`: False, since an order without lengths is safe while nothing is known, and a wrong
+    one is not. With a minimum of 1 trust never begins, since nothing is a margin above it.
     """
 
     window: int = 200
@@ -43,16 +43,15 @@ class TrustRule:
 
 _DEFAULT = TrustRule()
 _REFRESH_ANSWERS = 10
-"""Answers between two looks at the window: a look at 200 answers takes about 100 us, so 10 us an answer."""
+"""Answers between two evaluations of the window: one over 200 answers takes about 100 us, so 10 us an answer."""
 
 
 class PredictionQuality:
-    """Watches finished answers beside what was predicted of them, and says whether predictions hold.
+    """Compares finished answers with their predictions, and decides whether predictions hold.
 
-    `tau` and `coverage` are those of the last look, taken every 10 answers; None before `min_answers`. Only
-    answers that ended by themselves, or at their limit, should be shown to it. Answers that end first are the
-    short ones, so after a change of the workload it errs towards distrust until long ones have ended too.
-    Memory: `window` pairs.
+    `tau` and `coverage` are from the last evaluation, every 10 answers; None before `min_answers`. Report only answers
+    that ended by themselves or at their limit. The first to end are the short ones, so after a change of the workload
+    it errs towards distrust until long ones have ended too. Memory: `window` pairs.
     """
 
     def __init__(self, rule: TrustRule = _DEFAULT) -> None:
@@ -66,7 +65,7 @@ class PredictionQuality:
         self._num_held = 0
 
     def observe(self, estimate: LengthEstimate, output_tokens: int) -> None:
-        """An answer of which `estimate` was predicted has ended. O(window log window) every 10 answers."""
+        """An answer with this `estimate` ended. O(window log window) every 10 answers."""
         if len(self._pairs) == self.rule.window:
             self._pairs.popleft()
             self._num_held -= self._held.popleft()
@@ -84,7 +83,7 @@ class PredictionQuality:
         tau = self.tau = kendall_tau(self._pairs)
         coverage = self.coverage = self._num_held / len(self._pairs)
         margin = 0.0 if self.trusted else rule.margin
-        # Exact up to rounding: 0.7 + 0.1 is a little below 0.8.
+        # Exact up to rounding: 0.7 + 0.1 is slightly below 0.8.
         self.trusted = (
             tau >= rule.least_tau + margin - _ROUNDING
             and coverage >= rule.least_coverage + margin - _ROUNDING
@@ -95,10 +94,10 @@ _ROUNDING = 1e-9
 
 
 def kendall_tau(pairs: Iterable[tuple[float, float]]) -> float:
-    """How alike two rankings are, -1 to 1 (tau-b, which allows for ties); 0 where one side is all alike. O(n log n).
+    """Similarity of two rankings, -1 to 1 (tau-b, which allows for ties); 0 if one side is constant. O(n log n).
 
-    n in the hundreds: the sorted half is a list, which moves n / 4 entries an insertion.
-    Source: Knight 1966, A computer method for calculating Kendall's tau with ungrouped data.
+    For n in the hundreds: the sorted half is a list, which moves n / 4 entries an insertion. Source: Knight 1966, A
+    computer method for calculating Kendall's tau with ungrouped data.
     """
     ranked = sorted(pairs)
     total = _num_pairs(len(ranked))
@@ -134,12 +133,12 @@ MARGIN = 0.15
 
 
 class StepTimeQuality:
-    """Watches what steps took beside what was predicted, over the last WINDOW_STEPS that were compared.
+    """Compares step times with their predictions, over the last WINDOW_STEPS compared steps.
 
     Trust ends when fewer than LEAST_SHARE of them took between 1 / WITHIN_FACTOR and WITHIN_FACTOR of the prediction,
-    and comes back when MARGIN more do. Until LEAST_STEPS have been compared predictions are trusted: they
-    are then hardly known, and a model that has seen no step predicts nothing. A pause between two steps counts as
-    a long step, so half of them may be wrong before anything is made of it. O(1) a step.
+    and returns when MARGIN more do. Until LEAST_STEPS have been compared, predictions are trusted: too little is known
+    about them, and a model without steps predicts nothing. A pause between two steps counts as a long step, so half of
+    them may be wrong before trust ends. O(1) a step.
     """
 
     def __init__(self, within_factor: float = WITHIN_FACTOR) -> None:
@@ -152,11 +151,11 @@ class StepTimeQuality:
 
     @property
     def share_held(self) -> float | None:
-        """The share of steps that took about what was predicted; None before LEAST_STEPS."""
+        """The share of steps that took about as long as predicted; None before LEAST_STEPS."""
         return self._num_held / len(self._held) if len(self._held) >= LEAST_STEPS else None
 
     def observe(self, predicted_s: float, actual_s: float) -> None:
-        """A step of which `predicted_s` was predicted has taken `actual_s`; not known (0 or less) is not counted."""
+        """A step with prediction `predicted_s` took `actual_s`; unknown values (0 or less) are not counted."""
         if predicted_s <= 0 or actual_s <= 0:
             return
         if len(self._held) == WINDOW_STEPS:

@@ -1,4 +1,4 @@
-"""How much of the prompts that wait the prefix cache and a KV store hold, kept up to date a few at a time."""
+"""Estimates what the prefix cache and a KV store hold of waiting prompts, updating a few at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.core.job import Job, JobState
 from headway.core.plan import StepOutcome
 
 LOOKS = 16
-"""Waiting jobs that are looked at after a step with prompts."""
+"""Waiting jobs that are updated after a step with prompts."""
 
 
 Finds = Callable[[Job, int], bool]
@@ -18,13 +18,13 @@ Finds = Callable[[Job, int], bool]
 
 
 class PrefixWatch:
-    """Sets `num_cached_tokens` of the jobs that wait: once when they come, and then in turn after steps with prompts.
+    """Sets `num_cached_tokens` of waiting jobs: once on arrival, then in turn after steps with prompts.
 
-    Only prompts bring, and displace, much that others could find; so with n jobs waiting a number is at most
-    n / LOOKS such steps old. `finds(job, i)` says whether the i-th block of a waiting job's tokens is cached, and
-    `changed` hears of each job whose number is another than before. A cache frees the last blocks of a sequence first,
-    so a block that is there stands for all before it: a look that changes nothing costs two questions, any other O(log
-    blocks). That some block before it may be gone all the same is what makes the number an estimate.
+    Only prompts add or displace many findable blocks; so with n jobs waiting a number is at most n / LOOKS such steps
+    old. `finds(job, i)` says whether the i-th block of a waiting job's tokens is cached, and `changed` is called for
+    each job whose number has changed. A cache frees the last blocks of a sequence first, so a block that is there
+    implies all before it: an update without a change costs two questions, any other O(log blocks). Since some earlier
+    block may be gone nevertheless, the number is an estimate.
 
     With `stored`, which says whether a block is in the prefix cache or in a connector's store, it sets
     `num_stored_tokens` in the same way.
@@ -45,7 +45,7 @@ class PrefixWatch:
         self._line: OrderedDict[Job, None] = OrderedDict()
 
     def come(self, job: Job) -> None:
-        """A job starts to wait, and is not ranked yet."""
+        """A job starts to wait, before it is ranked."""
         job.num_cached_tokens, job.num_stored_tokens = self._looked_up(job)
         self._line[job] = None
 
@@ -67,7 +67,7 @@ class PrefixWatch:
         self._line.pop(job, None)
 
     def _look_again(self) -> None:
-        """Look at the next few that wait. O(LOOKS)."""
+        """Update the next few waiting jobs. O(LOOKS)."""
         line = self._line
         for _ in range(min(LOOKS, len(line))):
             job, _ = line.popitem(last=False)
@@ -78,7 +78,7 @@ class PrefixWatch:
                 self._changed(job)
 
     def _looked_up(self, job: Job) -> tuple[int, int]:
-        """Cached tokens, and stored ones; without `stored` the latter stay as they are."""
+        """Cached tokens, and stored ones; without `stored` the latter are unchanged."""
         cached, stored = self._found_tokens(job, job.num_cached_tokens, self._finds), job.num_stored_tokens
         return cached, stored if self._stored is None else self._found_tokens(job, stored, self._stored)
 

@@ -1,4 +1,4 @@
-"""What happened to one request, as it is written to disk and read by every table."""
+"""The record of one request, as it is written to disk and read by every table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.core.slo import NO_TARGETS, Slo
 
 
 class Outcome(StrEnum):
-    """How a request ended; each request has exactly one. A hand-off is a move, not an end."""
+    """How a request ended; each request has exactly one outcome. A hand-off is a move, not an end."""
 
     FINISHED = "finished"
     SHED = "shed"
@@ -22,7 +22,7 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """One request of a run. Times are seconds of the run's one clock; None means it never happened."""
+    """One request of a run. Times are seconds of the run's clock; None means that it never happened."""
 
     id: str
     arrival_s: float

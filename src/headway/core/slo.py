@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from headway.errors import ConfigError
 
 MAX_TARGET_S = 7 * 24 * 3600.0
-"""No target may be longer than a week: a larger one is a unit mistake, not a wish."""
+"""No target may exceed a week: a larger one is a unit mistake."""
 
 MIN_LEFT_S = 1e-3
-"""What is left of a target at least, however much time is gone: a target of 0 is no target."""
+"""Least remaining target, however much time has passed: a target of 0 would be no target."""
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
     """Targets in seconds, each optional: time to first token, mean time between tokens, whole request.
 
-    Raises ConfigError for a target that is not a number in (0, MAX_TARGET_S]; a value out of range is
-    never read as "most urgent".
+    Raises ConfigError for a target that is not a number in (0, MAX_TARGET_S]; a value out of range never counts as
+    "most urgent".
     """
 
     ttft_s: float | None = None
@@ -36,9 +36,9 @@ class Slo:
         return self.ttft_s is not None or self.tbt_s is not None or self.deadline_s is not None
 
     def with_defaults(self, default: Slo) -> Slo:
-        """These targets, and the default's of the kinds that are not set."""
+        """These targets, completed by the default's."""
         if not self:
-            return default  # requests share it
+            return default  # requests share the object
         return Slo(
             ttft_s=default.ttft_s if self.ttft_s is None else self.ttft_s,
             tbt_s=default.tbt_s if self.tbt_s is None else self.tbt_s,
@@ -46,9 +46,9 @@ class Slo:
         )
 
     def after(self, spent_s: float) -> Slo:
-        """What is left of the targets when `spent_s` seconds of the request's time are gone, MIN_LEFT_S at least.
+        """The rest of the targets after `spent_s` seconds of the request's time, at least MIN_LEFT_S.
 
-        For an instance that serves it from now on as a request that has just arrived.
+        For an instance that continues to serve it like a request that has just arrived.
         """
         return replace(
             self,

@@ -33,8 +33,8 @@ class StepView:
 
     - `max_run` is the batch width. `max_resident` is the number of worker slots; paused jobs use one.
     - `max_tokens` is the most that one step may compute.
-    - `tokens_a_decode` is what a decode takes of it: one, and its drafts. `decoded_tokens` of these are right, in the
-      mean of late.
+    - `tokens_a_decode` is what a decode takes of it: one token and its drafts. `decoded_tokens` is the recent mean
+      number of these that were right.
     - `graphed_tokens` is the most that CUDA graphs hold; one more may cost much. 0 without graphs.
     - `watermark_blocks` stay free where a job starts, or comes back and has its first step, beside others.
     - `defers_prompts`: the engine computes no prompts in this step, so that data-parallel engines keep pace.
@@ -107,14 +107,16 @@ class StepView:
 
     @property
     def spare_blocks(self) -> int:
-        """Blocks to be left free by a job that starts, or has its first step since it came back: 0 if it is alone."""
+        """Blocks that a job must leave free when it starts, or has its first step after its return: 0 if it is
+        alone.
+        """
         return self.watermark_blocks if len(self.residents) > len(self.returned) else 0
 
     @property
     def seats(self) -> int:
-        """How many more jobs may become resident without exceeding batch width or worker slots."""
+        """How many more jobs may become resident within batch width and worker slots."""
         return self.seats_beside(self.residents)
 
     def seats_beside(self, run: Sequence[Job]) -> int:
-        """How many jobs may start in a step that runs these residents, while the others pause."""
+        """How many jobs may start in a step that runs these residents while the others pause."""
         return max(0, min(self.max_run - len(run), self.max_resident - len(self.residents)))

@@ -9,11 +9,11 @@ logger = logging.getLogger(__name__)
 
 
 def HeadwayScheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
-    """The scheduler for `--scheduler-cls headway.engine.HeadwayScheduler`.
+    """Make the scheduler for `--scheduler-cls headway.engine.HeadwayScheduler`.
 
-    Builds Headway over the base stock vLLM would pick for this configuration, read when the configuration
-    is final (a wrong base loses asynchronous scheduling, or hangs pipeline parallelism). Raises SeamError
-    or ConfigError if this vLLM, or this combination of options, cannot work.
+    Builds Headway over the base class that stock vLLM would pick for this configuration. The choice is made only now,
+    when the configuration is final: a wrong base loses asynchronous scheduling, or hangs pipeline parallelism. Raises
+    SeamError or ConfigError if this vLLM, or this combination of options, cannot work.
     """
     from headway.engine.reason import reason_left
     from headway.engine.start import build_scheduler
@@ -23,7 +23,7 @@ def HeadwayScheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def register() -> None:
-    """vLLM's general plug-in hook, which vLLM calls unguarded in every process. Never raises."""
+    """vLLM's general plug-in hook. vLLM calls it unguarded in every process, so it never raises."""
     try:
         from headway.engine.vllm.plugin import install
 

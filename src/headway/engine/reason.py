@@ -1,4 +1,4 @@
-"""Why Headway cannot work here, left by any process of a server and said by the one that a user sees end."""
+"""Passes on why Headway cannot work: any process of a server leaves the reason, the one that the user sees shows it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pathlib import Path
 from headway.errors import HeadwayError
 
 REASON_FILE = "HEADWAY_REASON_FILE"
-"""Names the file, to all processes of one server, in which the reason is left."""
+"""Environment variable with the path of the file for the reason, shared by all processes of one server."""
 
 
 def hear_reason() -> None:
-    """Have this process end with the reason that any process of its server leaves, if one does."""
+    """When this process fails, end with the reason that any process of its server left, if there is one."""
     handle, name = tempfile.mkstemp(prefix="headway-reason-")
     os.close(handle)
     os.environ[REASON_FILE] = name
-    # Python prints the traceback of what ends a process before it calls this.
+    # Python prints the fatal traceback before it calls this.
     atexit.register(_say, Path(name))
 
 
 def _say(file: Path) -> None:
     reason = ""
-    with suppress(OSError):  # machines tidy such files away
+    with suppress(OSError):  # machines clean up temporary files
         reason = file.read_text()
         file.unlink()
     if reason:
@@ -36,7 +36,7 @@ def _say(file: Path) -> None:
 
 @contextmanager
 def reason_left() -> Iterator[None]:
-    """Leave the reason if Headway cannot work: vLLM's processes only tell one another that they failed."""
+    """Leave the reason for a failure of Headway. vLLM's processes tell one another only that they failed."""
     try:
         yield
     except HeadwayError as error:

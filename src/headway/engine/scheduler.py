@@ -58,7 +58,7 @@ R = TypeVar("R")
 def after_last_step(
     entry: Callable[Concatenate[PolicyScheduler, P], R],
 ) -> Callable[Concatenate[PolicyScheduler, P], R]:
-    """An entry point that looks at jobs or changes them: the step that was filled last is followed first, once."""
+    """Wrap an entry point that reads or changes jobs: the last filled step is followed first, exactly once."""
 
     @wraps(entry)
     def entered(self: PolicyScheduler, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -72,12 +72,12 @@ def after_last_step(
 class PolicyScheduler(Scheduler):  # type: ignore[misc]
     """vLLM's scheduler under a policy: view -> plan -> shaped `schedule()` -> outcome -> observe.
 
-    All up to the shaped `schedule()` holds up the step; what follows is done while the workers compute it.
+    Everything up to the shaped `schedule()` delays the step; the rest happens while the workers compute.
 
-    vLLM's own code grants tokens, allocates blocks and talks to the workers; this class only decides in
-    which order it finds the requests, which of them, and with how many tokens at most. `clock` is the one
-    clock of its decisions, in seconds; `wall_clock` serves only to read how old an arriving request is. A run
-    without a model, or against the simulator, puts its own virtual time in both places.
+    vLLM's own code grants tokens, allocates blocks and talks to the workers. This class decides which requests vLLM
+    finds, in which order, and how many tokens each may get. All decisions use `clock` (seconds). `wall_clock` only
+    tells the age of an arriving request. A run without a model, or against the simulator, replaces both by its virtual
+    time.
     """
 
     clock: Callable[[], float] = staticmethod(time.monotonic)
@@ -121,7 +121,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.kept = kept_programs_of(self, self.admission)
 
     def _empty_view(self, settings: EngineSettings, kv_blocks: int) -> StepView:
-        """What policies see, with the limits that do not change and no job yet."""
+        """The initial view for policies: the fixed limits, and no job."""
         token_budget, active_reqs = self._stock_limits()
         return StepView(
             total_blocks=kv_blocks,
@@ -138,20 +138,20 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         )
 
     def _swaps(self) -> KvSwaps | None:
-        """What swaps KV, where there is a connector and vLLM has all that this takes."""
+        """Make the swaps of KV; None without a connector, or if vLLM lacks a name that they need."""
         if self.connector is None or not works(SWAPS):
             return None
-        from headway.engine.kv.connector import swaps_of  # its module needs what vLLM may not have
+        from headway.engine.kv.connector import swaps_of  # this module needs names that vLLM may lack
 
         return swaps_of(self, self.admission, self.listeners, serial=self.guard.policy.serial_copies)
 
     def _one_token_at_a_time(self) -> bool:
-        """Whether a step begins when the one before is over, and brings no drafts."""
+        """Whether steps never overlap and bring no drafts."""
         pipelined = self.parallel_config.pipeline_parallel_size > 1
         return not (self.scheduler_config.async_scheduling or pipelined or self.num_spec_tokens)
 
     def _stock_limits(self) -> tuple[int, int]:
-        """What vLLM itself would set as tokens a step and requests running; a step may narrow both."""
+        """The limits that vLLM itself would set: tokens a step, and running requests. A step may lower both."""
         config = self.scheduler_config
         tokens, active = config.max_num_scheduled_tokens, config.max_num_active_seqs
         return (
@@ -165,7 +165,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Plan, shape, let vLLM fill. Returns vLLM's own output.
 
-        A plan made again needs no shape: all residents decode, in vLLM's own order, and no job waits.
+        A repeated plan needs no shaping: all residents decode, in vLLM's own order, and no job waits.
         """
         started = time.perf_counter()
         now_s = self.clock()
@@ -195,11 +195,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     @after_last_step
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> Any:
-        """Follow the step: vLLM asks for this when the workers have begun it, so it holds up no request."""
+        """Follow the step. vLLM calls this after the workers have begun, so it delays no request."""
         return super().get_grammar_bitmask(scheduler_output)
 
     def _follow(self, filled: FilledStep) -> None:
-        """Read what a filled step came to, tell its listeners, and learn of it."""
+        """Read what a filled step did, tell its listeners, and learn from it."""
         self._filled = None
         started = time.perf_counter()
         outcome, alike = self.outcomes.of(filled), self.outcomes.alike
@@ -207,7 +207,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.settings.check:
             check_step(outcome, self)
         self._stalls.follow(outcome)
-        # A step that waits for copies or loads, or after which vLLM (from 0.33 on) makes no drafts, is unlike others.
+        # Steps that wait for copies or loads, or after which vLLM (from 0.33 on) makes no drafts, are not typical.
         unlike = (
             filled.output.has_sync_kv_loads
             or (self.swaps is not None and self.swaps.step_waits)
@@ -219,13 +219,13 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         self.counters.follow_s += time.perf_counter() - started
 
     def _settle(self, now_s: float) -> None:
-        """Follow preemptions vLLM made between steps (a prefix cache reset, for one)."""
+        """Follow preemptions that vLLM made between steps, such as by a reset of the prefix cache."""
         if self.preempted:
             self.view.residents = self.ledger.residents
             self.listeners.moved(self.outcomes.between_steps(now_s))
 
     def _look(self, now_s: float, *, defers_prefills: bool) -> StepView:
-        """What there is for the policy to see before this step."""
+        """Fill the view that the policy sees before this step."""
         view = self.view
         view.now_s = now_s
         view.defers_prompts = defers_prefills
@@ -251,7 +251,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         return view
 
     def _plan(self, view: StepView) -> StepPlan:
-        """What the policy wants of this step, within what the engine can do at all."""
+        """Ask the policy for a plan, and restrict it to what the engine can do."""
         adapters = self.admission.adapters
         if adapters is not None:
             adapters.look(self.outcomes.tokens, chain(view.waiting, view.swapped), view.now_s)
@@ -266,7 +266,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         return plan
 
     def _depart(self, plan: StepPlan) -> None:
-        """End the requests that leave; their clients hear of it with the next output."""
+        """End the requests that the plan lets leave; their clients learn of it with the next output."""
         for job, departure in plan.leave.items():
             self.counters.departures[departure] += 1
             self._ended_as[job.id] = LEFT_AS[departure]
@@ -275,7 +275,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.dismiss(job.id, RequestStatus.FINISHED_ABORTED, f"headway:{departure}")
 
     def dismiss(self, request_id: str, status: RequestStatus, reason: str) -> None:
-        """End one request here and now, and queue its last output."""
+        """End one request now, and queue its last output."""
         for request in super().finish_requests(request_id, status):
             self._final_outputs.add(request, reason, failed=status is RequestStatus.FINISHED_ERROR)
 
@@ -287,11 +287,11 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         return self._admission_closed or len(self.preempted) > len(self.step.plan.preempt)
 
     def take_seat(self) -> None:
-        """A request that was admitted has to wait for its KV: it takes a seat, although vLLM counts none."""
+        """Take a seat for an admitted request that waits for its KV; vLLM does not count it."""
         self.max_num_active_reqs -= 1
 
     def close_admission(self) -> None:
-        """Let vLLM start or resume no more requests in this step, which ran out of blocks that copies will free."""
+        """Let vLLM start or resume no more requests in this step, since copies will free the blocks that it lacks."""
         self._admission_closed = True
         self.max_num_active_reqs = 0
 
@@ -303,7 +303,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         *,
         fate: Fate | None = None,
     ) -> None:
-        """Settle what becomes of the KV, and note every preemption: planned, with a `fate`, or vLLM's own."""
+        """Decide what becomes of the KV, and record the preemption: planned if it has a `fate`, else vLLM's own."""
         job, swaps = self.jobs[request.request_id], self.swaps
         is_void = drop_stale_output
         self.preempted[job] = Fate.RECOMPUTE if swaps is None else swaps.leave(request, fate, is_void=is_void)
@@ -313,7 +313,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     @after_last_step
     def reset_prefix_cache(self, reset_running_requests: bool = False, *args: Any, **kwargs: Any) -> bool:
-        """KV from before a reset is of no use, on the host neither, nor what comes back from there."""
+        """Drop KV from before the reset: copies on the host, and copies on their way back."""
         with (
             nullcontext() if self.swaps is None else self.swaps.given_up(returned_too=reset_running_requests)
         ):
@@ -326,7 +326,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     @after_last_step
     def add_request(self, request: Request) -> None:
-        """Take in a request; one that cannot be served here ends at once with the reason."""
+        """Take in a request; end it at once, with the reason, if it cannot be served here."""
         if request.request_id in self.jobs:
             super().add_request(request)
             return
@@ -345,7 +345,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        """Let vLLM process a step's output, then follow it, and add the last outputs of requests that left."""
+        """Let vLLM process a step's output, follow it, and add the last outputs of requests that left."""
         now_s = self.clock()
         if self.listeners.explainer is not None:
             self.listeners.explainer.now_s = now_s
@@ -355,7 +355,7 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.swaps.requests.distrust(kv_output.invalid_block_ids)
             kv_output.invalid_block_ids = (
                 set()
-            )  # vLLM's own recovery would deliver what was sampled on nothing
+            )  # vLLM's own recovery would deliver tokens that were sampled on missing KV
         outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
             scheduler_output, model_runner_output
         )
@@ -381,9 +381,9 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         return ended
 
     def _free_request(self, request: Request, delay_free_blocks: bool = False) -> tuple[Any, Any]:
-        """Called by vLLM exactly once for each request that ends, whatever the reason."""
+        """Called by vLLM exactly once for each request that ends, for whatever reason."""
         if self.swaps is not None:
-            delay_free_blocks = False  # blocks that a copy still writes are held by it
+            delay_free_blocks = False  # a copy that still writes the blocks holds them itself
         if self.kept is not None:
             job, now_s = self.jobs[request.request_id], self.clock()
             self.kept.ended(job, now_s, finished=self._outcome_of(request) is Outcome.FINISHED)
@@ -407,10 +407,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
             self.lengths.ended(job.id, job.num_output_tokens if outcome is Outcome.FINISHED else None)
         self.listeners.ended(job, outcome, now_s)
 
-    # ---- the outside -------------------------------------------------------------------------------
+    # ---- calls from outside --------------------------------------------------------------------------------
 
     def make_stats(self, *args: Any, **kwargs: Any) -> Any:
-        """vLLM's statistics, carrying ours across the process border (see `vllm/metrics.py`)."""
+        """vLLM's statistics, which carry ours across the process border (see `vllm/metrics.py`)."""
         stats = super().make_stats(*args, **kwargs)
         if stats is not None and works(METRICS):
             grown = self.counters.news(self.clock(), is_last=not self.ledger.live)
@@ -419,12 +419,12 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
     @after_last_step
     def answer(self, question: str, argument: str) -> list[dict[str, Any]] | str:
-        """What another process asks, between two steps (see `step/explainer.py`)."""
+        """Answer a question of another process, between two steps (see `step/explainer.py`)."""
         explainer = self.listeners.explainer
         return NOT_FOLLOWED if explainer is None else explainer.answer(question, argument)
 
     def shutdown(self) -> None:
-        """Close the records, and keep what was learned of lengths, after vLLM has shut down."""
+        """Let vLLM shut down, then close the records and save what was learned of lengths."""
         super().shutdown()
         self.listeners.close()
         if self.lengths is not None:
@@ -432,10 +432,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
 
 
 class AsyncPolicyScheduler(PolicyScheduler, AsyncScheduler):  # type: ignore[misc]
-    """`PolicyScheduler` over vLLM's asynchronous scheduler, which comes next in the method resolution order."""
+    """`PolicyScheduler` over vLLM's asynchronous scheduler, which is next in the method resolution order."""
 
 
 def scheduler_class(vllm_config: VllmConfig) -> type[PolicyScheduler]:
-    """Ours over the base stock would pick: AsyncScheduler exactly when scheduling is asynchronous."""
+    """Headway's class over the base that stock would pick: AsyncScheduler exactly when scheduling is asynchronous."""
     asynchronous = vllm_config.scheduler_config.async_scheduling
     return AsyncPolicyScheduler if asynchronous else PolicyScheduler

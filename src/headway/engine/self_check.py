@@ -1,8 +1,8 @@
-"""Does Headway work on the installed vLLM as this engine uses it? Asked of the schedulers, without a model.
+"""Checks whether Headway works on the installed vLLM, with this engine's features, on the schedulers without a model.
 
-Every feature that the engine's configuration turns on has a short run of its own, in which blocks run out. Preset
-`vllm` has to decide as stock does, step by step. The preset in use has to serve every request once, with a known reason
-for whatever a step did less than planned.
+Each feature that the configuration enables gets a short run of its own in which blocks run out. Preset `vllm` must
+decide like stock in every step. The preset in use must end every request once, with a known reason for every difference
+from its plan.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _DRAFT_TOKEN = 7
 
 @dataclass(frozen=True, slots=True)
 class CheckedFeature:
-    """One thing that the configuration turns on, in an operator's words, and what a run does about it.
+    """A feature that the configuration enables, in an operator's words, and how a run exercises it.
 
-    Requests use this many LoRA adapters; a decode brings up to `drafts` accepted draft tokens; `images` stand in every
-    third prompt; prompts wait but in every `interval`-th step. With `host_kv` KV is swapped to host memory, which stock
-    cannot do.
+    Requests use this many LoRA adapters. A decode brings up to `drafts` accepted draft tokens. `images` stand in every
+    third prompt. Prompts start only in every `interval`-th step. With `host_kv` KV is swapped to host memory, which
+    stock cannot do.
     """
 
     name: str
@@ -67,7 +67,7 @@ class CheckedFeature:
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """Two runs of one script, step by step: how many steps, how many alike, where they first differ."""
+    """Two runs of one script compared: how many steps, how many equal, and the first difference."""
 
     steps: int
     same_steps: int
@@ -77,7 +77,7 @@ class Parity:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the self-check found: its steps, the features it ran, and the fault of the preset in use, if any."""
+    """The result of the self-check: its steps, the features it ran, and the fault of the preset in use, if any."""
 
     steps: int
     features: tuple[str, ...]
@@ -85,7 +85,7 @@ class Verdict:
 
 
 def features_in_use(vllm_config: VllmConfig) -> list[CheckedFeature]:
-    """Plain requests, each feature of the configuration that changes what a scheduler decides, and these together."""
+    """Plain requests, each enabled feature that changes scheduling decisions, and all of these together."""
     found = [CheckedFeature("plain requests")]
     if vllm_config.lora_config is not None:
         limit = vllm_config.lora_config.max_loras
@@ -118,7 +118,7 @@ def features_in_use(vllm_config: VllmConfig) -> list[CheckedFeature]:
 
 
 class CheckedEngine(ModelFreeEngine):
-    """A model-free engine that uses a feature, and notes which requests end."""
+    """A model-free engine that uses a feature, and records which requests end."""
 
     def __init__(self, scheduler: Scheduler, feature: CheckedFeature, depth: int) -> None:
         super().__init__(scheduler, depth, _COPY_STEPS if feature.host_kv else 0)
@@ -152,7 +152,7 @@ class CheckedEngine(ModelFreeEngine):
         return self._steps % self._feature.interval != 0
 
     def compute(self, output: SchedulerOutput) -> ModelRunnerOutput:
-        """As without drafts, and some of those that were scheduled."""
+        """Compute as without drafts, and accept some of the scheduled drafts."""
         computed = super().compute(output)
         for request_id, tokens in zip(computed.req_ids, computed.sampled_token_ids, strict=True):
             drafts = output.scheduled_spec_decode_tokens.get(request_id)
@@ -161,11 +161,11 @@ class CheckedEngine(ModelFreeEngine):
         return computed
 
     def process_oldest(self) -> None:
-        """Process the oldest output; note which requests end, and draft for the others."""
+        """Process the oldest output, record which requests end, and draft for the others."""
         scheduled, computed = self.next_output()
         for outputs in self.scheduler.update_from_output(scheduled, computed).values():
             self.ended.update(one.request_id for one in outputs.outputs if one.finish_reason is not None)
-        if self._feature.drafts and self._depth == 1:  # overlapping steps have their drafts from the worker
+        if self._feature.drafts and self._depth == 1:  # with overlapping steps the worker makes the drafts
             live = [one for one in scheduled.num_scheduled_tokens if one in self.scheduler.requests]
             drafts = [[_DRAFT_TOKEN] * self._feature.drafts for _ in live]
             self.scheduler.update_draft_token_ids(DraftTokenIds(live, drafts))
@@ -185,14 +185,16 @@ def run_script(
     num_blocks: int,
     max_steps: int,
 ) -> tuple[SchedulerT, list[StepLog]]:
-    """A fresh scheduler and the log of every step it took, with as many in flight as the engine would have."""
+    """Run a fresh scheduler on a script; return it with the log of every step. As many steps overlap as in the
+    engine.
+    """
     scheduler = make_scheduler(build, copy.deepcopy(vllm_config), num_blocks)
     engine = ModelFreeEngine(scheduler, vllm_config.max_concurrent_batches)
     return scheduler, list(replay(engine, script, max_steps))
 
 
 def compare_logs(stock: Sequence[StepLog], ours: Sequence[StepLog]) -> Parity:
-    """Step by step: the same tokens to the same requests, and the same preemptions."""
+    """Compare step by step: equal tokens for equal requests, and equal preemptions."""
     pairs = list(zip_longest(stock, ours))
     differing = [index for index, (left, right) in enumerate(pairs) if left != right]
     first = None
@@ -208,9 +210,9 @@ def compare_logs(stock: Sequence[StepLog], ours: Sequence[StepLog]) -> Parity:
 
 
 def self_check(vllm_config: VllmConfig) -> Verdict:
-    """Try preset `vllm` and the preset in use with each feature of the configuration; some 0.1 s a run.
+    """Try preset `vllm` and the preset in use with each enabled feature; some 0.1 s a run.
 
-    Raises SeamError if preset `vllm` does not decide as stock does, naming the feature and the first step that differs.
+    Raises SeamError, naming the feature and the first step that differs, if preset `vllm` does not decide like stock.
     """
     features = features_in_use(vllm_config)
     script = _script(vllm_config.model_config.max_model_len)
@@ -223,7 +225,7 @@ def self_check(vllm_config: VllmConfig) -> Verdict:
 
 
 def _check_parity(feature: CheckedFeature, vllm_config: VllmConfig, script: Sequence[ScriptedRequest]) -> int:
-    """The steps in which preset `vllm` decided as stock; none where stock lacks the feature."""
+    """The number of steps in which preset `vllm` decided like stock; 0 if stock lacks the feature."""
     if feature.host_kv:
         return 0
     try:
@@ -242,7 +244,7 @@ def _check_parity(feature: CheckedFeature, vllm_config: VllmConfig, script: Sequ
 
 
 def _fault(feature: CheckedFeature, vllm_config: VllmConfig, script: Sequence[ScriptedRequest]) -> str | None:
-    """What is wrong with the preset in use, in an operator's words; None if nothing is."""
+    """The fault of the preset in use, in an operator's words; None if there is none."""
     given = (vllm_config.additional_config or {}).get("headway", {})
     # The check writes no records, learns no lengths and explains no requests.
     alone = {"records": None, "explain": 0, "predictor": "none", "length_model": None, "check": False}
@@ -269,11 +271,11 @@ def _fault(feature: CheckedFeature, vllm_config: VllmConfig, script: Sequence[Sc
 def _engine(
     feature: CheckedFeature, build: Callable[..., Scheduler], vllm_config: VllmConfig
 ) -> CheckedEngine:
-    """A fresh engine over a copy of the configuration.
+    """Make a fresh engine over a copy of the configuration.
 
-    The copy turns on what the feature is, so that a fault has its name. It has no connector but where KV is swapped:
-    those of others reach beyond this process. It reads no media, so that no media processor is loaded; the engine gives
-    the scheduler an encoder where media are tried.
+    The copy enables only this feature, so that a fault can be named. It has a connector only if KV is swapped, since
+    connectors of other packages reach beyond this process. It reads no media, so no media processor is loaded; the
+    engine gives the scheduler an encoder if media are tried.
     """
     config = copy.deepcopy(vllm_config)
     config.model_config.multimodal_config = None
@@ -290,7 +292,7 @@ def _engine(
 
 
 def _script(max_model_len: int) -> list[ScriptedRequest]:
-    """Prompts of 1 to 300 tokens and answers of 1 to 80, less where the model holds less, of several priorities."""
+    """Prompts of 1 to 300 tokens and answers of 1 to 80 (fewer for short models), with several priorities."""
     rng = random.Random(0)
     prompt, answer = min(300, max_model_len // 2), min(80, max_model_len // 2)
     return [

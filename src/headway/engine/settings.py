@@ -1,4 +1,4 @@
-"""What `--additional-config '{"headway": {...}}'` may hold."""
+"""The settings in `--additional-config '{"headway": {...}}'`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headway.policies.presets import DecodeShare, Preset, Tail, build_policy, fi
 from headway.setting import COUNT, Setting, Shown, ValueBounds, check_settings
 
 MOST_EXPLAINED = 1_000_000
-"""Requests that can be kept: each takes some kilobytes of the engine's memory."""
+"""Most requests that can be kept for explanations: each takes some kilobytes of the engine's memory."""
 
 _EXPLAINED = ValueBounds(
     f"0 (off) to {MOST_EXPLAINED:,} requests to keep", lambda value: 0 <= value <= MOST_EXPLAINED
@@ -108,7 +108,7 @@ class EngineSettings:
 
     @classmethod
     def from_additional_config(cls, additional_config: Mapping[str, Any] | None) -> EngineSettings:
-        """Read vLLM's additional_config; ConfigError for a setting that does not exist or is of another type."""
+        """Read vLLM's additional_config. Raises ConfigError for an unknown setting or a value of the wrong type."""
         given = (additional_config or {}).get("headway", {})
         check_keys(given, cls, "additional_config.headway")
         if isinstance(given, dict):
@@ -133,12 +133,15 @@ class EngineSettings:
         )
 
     def length_predictor(self) -> str | None:
-        """What is to predict lengths in API servers: what was given, else the usual one where the policy goes by them.
+        """The predictor for API servers: the given one, else the default if the policy uses lengths.
 
-        None without a predictor: `none` was given, or the policy has no use for them. Raises ConfigError if there is a
-        file for what is learned then.
+        None without a predictor: `none` was given, or the policy uses no lengths. Raises ConfigError if there is a file
+        for learned lengths but no predictor.
         """
-        from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE  # numpy: not for `--help`
+        from headway.predict.lengths.choice import (
+            DEFAULT_PREDICTOR,
+            NONE,
+        )  # imports numpy, too slow for `--help`
 
         if self.predictor is not None:
             found = None if self.predictor == NONE else self.predictor
@@ -162,7 +165,7 @@ class EngineSettings:
 
 
 def check_keys(given: object, settings: type[Any], where: str) -> None:
-    """Raise ConfigError for keys that a dataclass of settings does not have. What is no mapping is not looked at."""
+    """Raise ConfigError for keys that the settings class lacks. Values that are not mappings are ignored."""
     accepted = [field.name for field in fields(settings)]
     unknown = sorted(set(given) - set(accepted)) if isinstance(given, dict) else []
     if unknown:

@@ -1,4 +1,4 @@
-"""Start-up of the plug-in: which base, which combinations, which vLLM."""
+"""Start-up of the plug-in: the base class, the supported combinations, the vLLM version."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ RUST_FRONT_END = (
     "lengths has them predicted in the engine. An answer that ends on a stop string counts as cancelled, and teaches "
     "no length. Not to be had: hints in headers, headway_* on /metrics, `headway explain` and `headway shadow`"
 )
-"""Said once, at the start of an engine."""
+"""Logged once, when an engine starts."""
 
 
 def build_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Scheduler:
-    """Headway over the base that stock would have chosen; ConfigError or SeamError if it cannot work.
+    """Build Headway over the base that stock would choose. Raises ConfigError or SeamError if it cannot work.
 
-    Stock itself for a model whose steps no policy can order.
+    Returns stock's scheduler for a model whose steps no policy can order.
     """
     settings = EngineSettings.from_additional_config(vllm_config.additional_config)
     preset = settings.preset()
@@ -74,7 +74,7 @@ def build_scheduler(vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Sched
 
 
 def _say_what_is_missing(vllm_config: VllmConfig, settings: EngineSettings, policy: Policy) -> None:
-    """Warn of what makes a policy another one here than its name stands for."""
+    """Warn if missing features make a policy weaker than its name says."""
     transfer = vllm_config.kv_transfer_config
     if policy.uses_host and transfer is None:
         logger.warning(
@@ -113,7 +113,7 @@ def _say_what_is_missing(vllm_config: VllmConfig, settings: EngineSettings, poli
 
 
 def check_names() -> None:
-    """Raise SeamError if this vLLM lacks a name without which the scheduler cannot work."""
+    """Raise SeamError if this vLLM lacks a name that the scheduler needs."""
     gone = missing(SCHEDULING)
     if gone:
         raise SeamError(
@@ -122,9 +122,10 @@ def check_names() -> None:
 
 
 def check_decisions(vllm_config: VllmConfig, settings: EngineSettings) -> bool:
-    """Whether the policy can be served with this vLLM: a tested one is trusted, any other is tried and warned of.
+    """Whether the policy can run on this vLLM: a tested version is trusted, any other is tried, with a warning.
 
-    SeamError if even preset `vllm` decides otherwise than stock, or if the policy fails and the settings are `strict`.
+    Raises SeamError if preset `vllm` decides differently from stock, or if the policy fails and the settings are
+    `strict`.
     """
     differing = changed(SCHEDULING)
     if is_tested() and not differing:
@@ -155,7 +156,7 @@ def check_decisions(vllm_config: VllmConfig, settings: EngineSettings) -> bool:
 
 
 def serve_as_stock(vllm_config: VllmConfig) -> EngineSettings:
-    """Put preset `vllm` in place of the policy of a configuration; everything else stays."""
+    """Replace a configuration's policy by preset `vllm`; the rest stays."""
     config = vllm_config.additional_config or {}
     of_the_policy = {
         "policy",
@@ -174,9 +175,9 @@ def serve_as_stock(vllm_config: VllmConfig) -> EngineSettings:
 
 
 def served_by_stock(vllm_config: VllmConfig) -> str | None:
-    """What stock vLLM has to schedule here, since no policy can order its steps; None for models that generate text.
+    """Why stock vLLM has to schedule this model; None for models that generate text.
 
-    A pooling request ends with its prompt. An encoder-decoder model holds memory for inputs that plans do not count.
+    A pooling request ends with its prompt. An encoder-decoder model holds memory that plans do not count.
     """
     model_config = vllm_config.model_config
     if model_config.runner_type == "pooling":
@@ -185,7 +186,7 @@ def served_by_stock(vllm_config: VllmConfig) -> str | None:
 
 
 def stock_class(vllm_config: VllmConfig) -> type[Scheduler]:
-    """The scheduler that vLLM would have chosen."""
+    """The scheduler class that vLLM would have chosen."""
     scheduler_config = copy(vllm_config.scheduler_config)
     scheduler_config.scheduler_cls = None
     stock: type[Scheduler] = scheduler_config.get_scheduler_cls()
@@ -193,7 +194,7 @@ def stock_class(vllm_config: VllmConfig) -> type[Scheduler]:
 
 
 def refuse_unsupported(vllm_config: VllmConfig) -> None:
-    """Raise ConfigError, naming each option that cannot be combined with Headway and what can."""
+    """Raise ConfigError for options that cannot be combined with Headway, and say what can."""
     scheduler_config = vllm_config.scheduler_config
     model_config = vllm_config.model_config
     transfer = vllm_config.kv_transfer_config

@@ -1,4 +1,4 @@
-"""The real engine, stepped by hand: vLLM's engine core and workers without a server in front."""
+"""The real engine stepped by hand: vLLM's engine core and workers without a server."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ StockPolicy = Literal["fcfs", "priority"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedSizes:
-    """What the engine reports of itself; `num_blocks` counts usable KV blocks, without vLLM's null block.
+    """Sizes that the engine reports; `num_blocks` counts usable KV blocks, without vLLM's null block.
 
-    `kv_bytes_per_token` is of the whole instance, all its workers together. `asynchronous`: whether it is scheduled so
-    where it is served. `windowed_capacity_tokens` is vLLM's own count of the tokens that fit, of a model whose groups
-    of layers keep different tokens; 0 of others.
+    `kv_bytes_per_token` covers all workers of the instance. `asynchronous`: whether it would be scheduled so when
+    served. `windowed_capacity_tokens` is vLLM's count of the tokens that fit, for a model whose groups of layers keep
+    different tokens; 0 for others.
     """
 
     block_size: int
@@ -64,10 +64,10 @@ class ReportedSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteppedStep:
-    """One step that had work: its shape, its whole time on the host's clock, and the part before the device.
+    """One step with work: its shape, its whole time by the host's clock, and the part before the device starts.
 
-    `seconds` is schedule, model, sampling and update together: what a serving engine's loop spends on it.
-    `copy_wait_s` of it the step waited for copies of KV.
+    `seconds` includes schedule, model, sampling and update, as in a serving engine's loop. `copy_wait_s` of it was
+    spent waiting for KV copies.
     """
 
     shape: BatchShape
@@ -77,11 +77,10 @@ class SteppedStep:
 
 
 class SteppedEngine:
-    """vLLM's engine core in this process, its workers where serving has them; a turn is one of its loop.
+    """vLLM's engine core in this process, with workers as in serving; a turn is one iteration of its loop.
 
-    Requests are handed to the core as token ids, as the process behind an API server gets them. While the engine is
-    idle a new scheduler can be put in, Headway's under another policy or vLLM's own; the model stays loaded. `core` is
-    vLLM's engine core itself.
+    Requests enter the core as token ids, as from an API server. While the engine is idle its scheduler can be replaced,
+    by Headway's under another policy or vLLM's own; the model stays loaded. `core` is vLLM's engine core itself.
     """
 
     def __init__(
@@ -92,11 +91,11 @@ class SteppedEngine:
         *,
         as_served: bool = False,
     ):
-        """Start it as `headway serve` would: 10 s and more.
+        """Start the engine as `headway serve` would: 10 s and more.
 
-        Scheduling is synchronous, so that a step's start and end are those of its own work; with `as_served` it is as
-        vLLM chooses, and steps are not timed. Raises ConfigError for a model, policy or flag that is not accepted, or
-        if the engine does not start.
+        Scheduling is synchronous, so that a step's time covers its own work only. With `as_served` it is as vLLM
+        chooses, and steps are not timed. Raises ConfigError for a model, policy or flag that is not accepted, or if the
+        engine does not start.
         """
         settings = settings or EngineSettings()
         self.core: EngineCore = start_core(
@@ -139,29 +138,29 @@ class SteppedEngine:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens that prompt and answer may have together."""
+        """Most tokens of prompt and answer together."""
         return int(self.core.vllm_config.model_config.max_model_len)
 
     @property
     def worker_pids(self) -> list[int]:
-        """The processes of the workers; none where the worker is in this one."""
+        """Process ids of the workers; empty if the worker is in this process."""
         return [worker.proc.pid for worker in getattr(self.core.model_executor, "workers", ())]
 
     @property
     def scheduler(self) -> PolicyScheduler:
-        """Headway's scheduler, as the core has it; vLLM's own after `schedule_with_stock`."""
+        """Headway's scheduler as the core has it; vLLM's own after `schedule_with_stock`."""
         scheduler: PolicyScheduler = self.core.scheduler
         return scheduler
 
     @property
     def policy(self) -> Policy | None:
-        """Headway's policy as it stands; None under vLLM's own scheduler."""
+        """Headway's current policy; None under vLLM's own scheduler."""
         guard = getattr(self.scheduler, "guard", None)
         return None if guard is None else guard.policy
 
     @property
     def counters(self) -> dict[str, int]:
-        """Headway's totals since the scheduler was put in; none under vLLM's own."""
+        """Headway's totals since the scheduler was installed; empty under vLLM's own."""
         counters = getattr(self.scheduler, "counters", None)
         return {} if counters is None else dict(counters.flat())
 
@@ -171,15 +170,15 @@ class SteppedEngine:
         return bool(self.scheduler.has_requests() or self.core.batch_queue)
 
     def schedule_with(self, settings: EngineSettings, max_num_seqs: int | None = None) -> None:
-        """Put in a new scheduler with an empty prefix cache; the engine must be idle. Takes milliseconds.
+        """Install a new scheduler with an empty prefix cache; the engine must be idle. Takes milliseconds.
 
-        `max_num_seqs` None: requests that pause have all the slots that the workers have.
+        `max_num_seqs` None: paused requests may use all of the workers' slots.
         """
         self.core.vllm_config.additional_config = {"headway": asdict(settings)}
         self._put_in(max_num_seqs)
 
     def schedule_with_stock(self, policy: StockPolicy, max_num_seqs: int | None = None) -> None:
-        """Put in vLLM's own scheduler, with nothing of Headway in it; the engine must be without host memory."""
+        """Install vLLM's own scheduler without any part of Headway; the engine must be without host memory."""
         config = self.core.vllm_config.scheduler_config
         assert self.core.vllm_config.kv_transfer_config is None, "stock vLLM does not know Headway's copies"
         before = config.scheduler_cls, config.policy
@@ -201,7 +200,7 @@ class SteppedEngine:
         self._listen()
 
     def fresh_id(self) -> str:
-        """A request id not given out before."""
+        """A request id that was not used before."""
         self._serial += 1
         return f"request-{self._serial}"
 
@@ -214,10 +213,11 @@ class SteppedEngine:
         *,
         own_stop: bool = False,
     ) -> Request:
-        """vLLM's request for exactly so many greedy tokens; with `own_stop` at most so many, until the model stops.
+        """Make vLLM's request for exactly this many greedy tokens; with `own_stop`, at most as many, until the model
+        stops.
 
-        Its blocks are hashed now, not when it is added. It arrives now; `arrival_time` (wall clock) may be set until
-        it is added.
+        Its blocks are hashed now instead of when it is added. Its arrival time is now; `arrival_time` (wall clock) may
+        be changed until it is added.
         """
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
@@ -238,7 +238,7 @@ class SteppedEngine:
         )
 
     def token_ids(self, prompt: str) -> list[int]:
-        """The tokens of a text as the completions API makes them."""
+        """Tokenize a text as the completions API does."""
         ids: list[int] = self._tokenizer().encode(prompt)
         return ids
 
@@ -252,13 +252,13 @@ class SteppedEngine:
         self.core.add_request(request)
 
     def turn(self) -> list[EngineCoreOutput]:
-        """Take one turn of the engine's loop; vLLM's output for each request that has any."""
+        """Run one iteration of the engine's loop; return vLLM's output for each request that has any."""
         self._scheduled = None
         outputs, _ = self.core.step_fn()
         return [output for of_client in (outputs or {}).values() for output in of_client.outputs]
 
     def step(self) -> SteppedStep | None:
-        """Take one turn under Headway's scheduler, timed; None if nothing was computed in it."""
+        """Run one timed iteration under Headway's scheduler; None if it computed nothing."""
         counters = self.scheduler.counters
         waited_s = counters.copy_wait_s
         started = time.perf_counter()
@@ -275,7 +275,7 @@ class SteppedEngine:
         )
 
     def hear_records(self, on_record: Callable[[Record], None]) -> None:
-        """Have each request's record handed to `on_record` as it ends, until the next `schedule_with`."""
+        """Pass each request's record to `on_record` when it ends, until the next `schedule_with`."""
         ledger = self.scheduler.ledger
         end = ledger.end
 
@@ -287,7 +287,9 @@ class SteppedEngine:
         ledger.end = ended  # type: ignore[method-assign]  # heard, not changed
 
     def on_workers(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What `function(worker, *args)` returns on each worker; it must be importable there."""
+        """Run `function(worker, *args)` on each worker and return the results; the function must be importable
+        there.
+        """
         answers: list[Any] = self.core.collective_rpc(function, args=args)
         return answers
 
@@ -296,7 +298,7 @@ class SteppedEngine:
         self.core.shutdown()
 
     def _listen(self) -> None:
-        """Keep each step's scheduler output, and how long it took to make."""
+        """Record each step's scheduler output, and how long making it took."""
         schedule = self.scheduler.schedule
 
         def noted(*args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -311,10 +313,10 @@ class SteppedEngine:
 def start_core(
     model: str, vllm_flags: Sequence[str], settings: EngineSettings, *, asynchronous: bool | None = None
 ) -> EngineCore:
-    """vLLM's engine core in this process, as `headway serve` starts it: 10 s and more.
+    """Start vLLM's engine core in this process as `headway serve` does: 10 s and more.
 
-    `asynchronous` None: scheduled as the flags say, or as vLLM chooses itself. Raises ConfigError for a model,
-    policy or flag that is not accepted, or if the engine does not start.
+    `asynchronous` None: as the flags say, or as vLLM chooses. Raises ConfigError for a model, policy or flag that is
+    not accepted, or if the engine does not start.
     """
     command = server_command(model, settings, ("127.0.0.1", 1), vllm_flags)
     answer_for_missing_distribution()
@@ -330,7 +332,7 @@ def start_core(
     from vllm.v1.executor.abstract import Executor
 
     assert SCHEDULER in command.arguments
-    # The server's own parser and usage, so that every default is the one serving has.
+    # The server's own parser and usage, so that every default equals the server's.
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args(list(command.arguments[1:]))
     arguments.model = arguments.model_tag or arguments.model
     if asynchronous is not None:
@@ -341,14 +343,14 @@ def start_core(
         return EngineCore(config, Executor.get_class(config), log_stats=False)
     except HeadwayError:
         raise
-    except Exception as error:  # a model without heads is a ZeroDivisionError to vLLM
+    except Exception as error:  # vLLM raises ZeroDivisionError for a model without heads
         raise ConfigError(f"vLLM does not start with model {model!r}: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:
-    """What an error says, in one line; of a configuration's errors, which begin with a count, the first.
+    """An error in one line: for a configuration with several errors, which begin with a count, the first.
 
-    Of one that is not made for people its kind is said too.
+    An error that is not written for people is preceded by its type.
     """
     from pydantic import ValidationError
 
@@ -364,7 +366,7 @@ def _reason(error: Exception) -> str:
 
 
 def put_in_scheduler(core: EngineCore) -> None:
-    """Replace the scheduler of an idle engine core by a new one, as the core's configuration says now."""
+    """Replace the scheduler of an idle engine core by a new one, following the core's current configuration."""
     config, old = core.vllm_config, core.scheduler
     core.scheduler = config.scheduler_config.get_scheduler_cls()(
         vllm_config=config,
@@ -393,7 +395,9 @@ def _is_synchronous(vllm_flags: Sequence[str]) -> bool:
 
 
 def _kv_bytes_per_token(scheduler: Scheduler) -> int:
-    """Bytes of KV one worker keeps for one more token, in the layers that keep all tokens, or in all if none does."""
+    """Bytes of KV that one worker keeps for one more token, in the layers that keep all tokens, or in all if none
+    does.
+    """
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     groups = scheduler.kv_cache_config.kv_cache_groups
@@ -408,7 +412,7 @@ def _kv_bytes_per_token(scheduler: Scheduler) -> int:
 
 
 def _windowed_capacity_tokens(config: VllmConfig, scheduler: Scheduler) -> int:
-    """What vLLM logs as its KV cache size, of a model with sliding windows; 0 of others."""
+    """The KV cache size that vLLM logs for a model with sliding windows; 0 for others."""
     from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 

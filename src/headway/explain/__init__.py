@@ -1,1 +1,1 @@
-"""What happened to each request: written down as it happens (`trail`, `track`), and told when asked (the others)."""
+"""Explains what happened to each request: recorded as it happens (`trail`, `track`), told on demand (the others)."""

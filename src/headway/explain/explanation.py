@@ -1,5 +1,7 @@
-"""Why a request took as long as it did: what it waited for, which requests were before it or displaced it, its slack
-over time, what of its KV was moved, and what was predicted beside what came.
+"""Explains why a request took as long as it did.
+
+What it waited for, which requests ran before it or displaced it, its slack over time, how its KV moved, and its
+predictions beside the measured values.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from headway.explain.trail import Trail
 
 MOST_POINTS = 40
 _WITHIN = 4
-"""Points between two changes, since slack that falls or recovers in between is worth seeing."""
+"""Points between two changes, since slack may fall or recover in between."""
 
 FIRST_TOKEN = "first token"
 BETWEEN_TOKENS = "between tokens"
@@ -27,8 +29,8 @@ WHOLE_ANSWER = "whole answer"
 class SlackPoint:
     """At `at_s` the tightest target, of this name, had `slack_s` seconds left; below 0 it could not be met any more.
 
-    First token: until it is due, less what is left of its prompt takes. Between tokens: until
-    the next token is due by the mean that is wanted. Whole answer: until it is due.
+    First token: time until it is due, less the rest of the prompt's prefill. Between tokens: time until the next token
+    is due at the wanted mean. Whole answer: time until it is due.
     """
 
     at_s: float
@@ -37,9 +39,9 @@ class SlackPoint:
 
 
 def slack_points(track: Track, end_s: float, prefill_s: float = 0.0) -> list[SlackPoint]:
-    """The tightest slack at each change and four times between two; thinned out evenly to MOST_POINTS. O(marks).
+    """The tightest slack at each change and four times between two, thinned evenly to MOST_POINTS. O(marks).
 
-    `prefill_s` is what the whole prompt takes.
+    `prefill_s` is the time of the whole prompt.
     """
     if not track.job.slo:
         return []
@@ -52,7 +54,7 @@ def slack_points(track: Track, end_s: float, prefill_s: float = 0.0) -> list[Sla
 
 
 def _moments(track: Track, end_s: float) -> Iterator[tuple[float, Mark]]:
-    """Times, each with what was known then: tokens are taken to come evenly between two marks."""
+    """Yield times with what was known then, assuming that tokens come evenly between two marks."""
     job = track.job
     arrived = Mark(job.arrival_s, 0, 0, 0, Kind.WAITED)
     ended = Mark(end_s, 0, track.computed, job.num_output_tokens, Kind.ENDED, lost=job.recomputed_tokens)
@@ -112,7 +114,7 @@ class Waited:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A request that held a seat for `seconds` of another's waiting; `overtook`: it came later and started first."""
+    """A request that held a seat for `seconds` of another's waiting; `overtook`: it arrived later and started first."""
 
     id: str
     seconds: float
@@ -121,11 +123,11 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What was expected beside what came; None where nothing was, or nothing has come yet.
+    """Expected values beside measured ones; None if there is none, or not yet.
 
-    `prefill_s` is what its prompt takes alone by what steps cost now; it took so long from its first start to its
-    first token. `judged_steps` are those of its time on the engine whose seconds were predicted before they were
-    known; the two means are over them.
+    `prefill_s` is the time of its prompt alone at current step costs; compare with the time from its first start to its
+    first token. `judged_steps` are the steps during its stay whose time was predicted beforehand; the two means are
+    over them.
     """
 
     output_tokens: float | None
@@ -141,7 +143,7 @@ class Predicted:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """KV of one request, in blocks copied to the host and back, and tokens computed again; bytes where known."""
+    """KV of one request, in blocks copied to the host and back, and tokens computed again; bytes if known."""
 
     to_host_blocks: int
     to_device_blocks: int
@@ -153,11 +155,11 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Everything that is known of one request.
+    """Everything known about one request.
 
-    `waited_s` is all of its waiting, which `waited` parts by reason (the same sum); `behind` names the requests
-    that held seats meanwhile, longest first, `num_behind` counts them, `num_overtook` those that came later and started
-    first. `displaced` are the first of `num_displaced` times that its KV left the device.
+    `waited_s` is all of its waiting, which `waited` divides by reason (the parts add up); `behind` names the requests
+    that held seats meanwhile, longest first, `num_behind` counts them, `num_overtook` those that arrived later and
+    started first. `displaced` are the first of `num_displaced` times that its KV left the device.
     """
 
     story: Story
@@ -174,10 +176,10 @@ class Explanation:
 
 
 def explain(trail: Trail, id_: str, now_s: float, block_bytes: int = 0) -> Explanation | None:
-    """The explanation of a request that the trail still has; None for another.
+    """The explanation of a request in the trail; None if it is not there.
 
-    `block_bytes` are those of a KV block, 0 where not known. O(tracks kept + its own marks + judged steps):
-    about 2 ms with 1,800 tracks.
+    `block_bytes` is the size of a KV block, 0 if unknown. O(tracks kept + its own marks + judged steps): about 2 ms
+    with 1,800 tracks.
     """
     track = trail.find(id_)
     if track is None:
@@ -201,7 +203,7 @@ def explain(trail: Trail, id_: str, now_s: float, block_bytes: int = 0) -> Expla
 
 
 def _waited(trail: Trail, track: Track, now_s: float, total_s: float) -> list[Waited]:
-    """The waiting by reason, longest first; what is not kept makes up the sum."""
+    """The waiting by reason, longest first; a remainder covers what was not kept."""
     spent_s = waited_s(trail, track, now_s)
     rest_s = total_s - sum(spent_s.values())
     if rest_s > _RESOLUTION_S:
@@ -227,7 +229,7 @@ def _behind(trail: Trail, track: Track, now_s: float) -> list[Behind]:
 
 
 def _overlap_s(waits: Sequence[tuple[float, float]], stays: Sequence[tuple[float, float]]) -> float:
-    """Seconds that lie in both, each in the order of time. O(n + m)."""
+    """Seconds in both, each a list of intervals in order of time. O(n + m)."""
     seconds, wait, stay = 0.0, 0, 0
     while wait < len(waits) and stay < len(stays):
         (wait_start, wait_end), (stay_start, stay_end) = waits[wait], stays[stay]

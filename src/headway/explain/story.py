@@ -9,14 +9,14 @@ from enum import StrEnum
 from headway.core.record import Record
 
 LOOK_AHEAD = 100
-"""Ranks that are looked at for how many waiting requests come first; beyond it, that many or more."""
+"""Ranks examined to count the waiting requests ahead; beyond it, the count is that many or more."""
 
 UNDER_WAY = "a step was under way"
 _RESOLUTION_S = 1e-6
 
 
 class Kind(StrEnum):
-    """What a chapter tells of: the first six last, the others are instants."""
+    """The subject of a chapter: the first six last for a while, the others are instants."""
 
     WAITED = "waited"
     SWAPPED = "on the host"
@@ -33,19 +33,19 @@ class Kind(StrEnum):
 
 
 LASTING = frozenset({Kind.WAITED, Kind.SWAPPED, Kind.PREFILL, Kind.DECODE, Kind.PAUSED, Kind.NOT_KEPT})
-"""Kinds that last; the others are instants."""
+"""Kinds that last for a while."""
 
 IN_QUEUE = frozenset({Kind.WAITED, Kind.SWAPPED})
-"""Kinds in which a request waits to be admitted, or admitted again."""
+"""Kinds in which a request waits to be admitted, for the first time or again."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Chapter:
-    """A stretch in which the same was true of a request, or an instant.
+    """A stretch with one state of a request, or an instant.
 
-    Times are seconds of the run. `steps` it saw, `tokens` it was given in them. `ahead` is the least and the
-    greatest number of waiting requests that would start before it, `beside` of others that got tokens. `by` are
-    the ids of those that stood in its way, one after another; of a preemption, of those that displaced it.
+    Times are seconds of the run. `steps` passed in it, with `tokens` for the request. `ahead` is the least and the
+    greatest number of waiting requests that would start before it, `beside` of others that got tokens. `by` are the ids
+    of those that stood in its way, in sequence; for a preemption, of those that displaced it.
     """
 
     kind: Kind
@@ -61,9 +61,9 @@ class Chapter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """A request from arrival to end, in the order of time.
+    """A request from arrival to end, in order of time.
 
-    Of a `live` request it ends now, and `record` is the one that it would leave if it were cancelled.
+    For a `live` request it ends now, and `record` is the one that it would leave if it were cancelled.
     """
 
     record: Record
@@ -72,7 +72,7 @@ class Story:
 
 
 def joined(chapters: Iterable[Chapter]) -> list[Chapter]:
-    """The chapters, stretches without length left out and neighbours that tell the same made one."""
+    """The chapters without empty stretches, with equal neighbours merged."""
     told: list[Chapter] = []
     for chapter in chapters:
         last = told[-1] if told else None
@@ -88,7 +88,7 @@ def joined(chapters: Iterable[Chapter]) -> list[Chapter]:
 
 
 def hull(bounds: Iterable[tuple[int, int] | None]) -> tuple[int, int] | None:
-    """The least and the greatest of several such pairs; None where none is known."""
+    """The least and the greatest of several such pairs; None if none is known."""
     known = [bound for bound in bounds if bound is not None]
     return (min(low for low, _ in known), max(high for _, high in known)) if known else None
 
@@ -103,9 +103,9 @@ def _extend(last: Chapter, chapter: Chapter) -> None:
 
 
 def whole_story(chapters: Sequence[Chapter], record: Record, *, live: bool = False) -> Story:
-    """The chapters with what the record knows: the first token, which parts a stretch, and the end.
+    """The chapters plus what the record knows: the first token, which splits a stretch, and the end.
 
-    A `live` request's ends without one, at `record.finished_s`, which is now.
+    A `live` request's story has no end; it stops at `record.finished_s`, which is now.
     """
     end_s = record.arrival_s if record.finished_s is None else record.finished_s
     told = _until(chapters, record.arrival_s, end_s)
@@ -128,9 +128,9 @@ def _until(chapters: Sequence[Chapter], arrival_s: float, end_s: float) -> list[
 
 
 def _with_first_token(chapters: Sequence[Chapter], first_token_s: float) -> list[Chapter]:
-    """Put the first token behind what had begun before it came; times of records are rounded, so nearly so.
+    """Insert the first token after what had begun before it; approximately, since times of records are rounded.
 
-    A decode scheduled ahead of it runs on the device once the token is out, so it begins there.
+    A decode scheduled ahead of the token runs on the device after it, so that chapter begins there.
     """
     begun = sum(chapter.start_s < first_token_s - _RESOLUTION_S for chapter in chapters)
     if begun and chapters[begun - 1].kind is Kind.DECODE:

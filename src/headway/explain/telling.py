@@ -1,4 +1,4 @@
-"""From what a trail wrote down of a request to the chapters of its story."""
+"""Turns a trail's notes on a request into the chapters of its story."""
 
 from __future__ import annotations
 
@@ -23,20 +23,22 @@ from headway.explain.trail import Trail
 ON_ITS_WAY = "it was on its way to the scheduler"
 NOT_KEPT = "not kept: too many changes"
 MOST_TURNS = 8
-"""Reasons in turn that a stretch is told in as many chapters; where they alternated more often, it is one."""
+"""Most reasons in sequence that become chapters of their own; if they alternated more often, the stretch is one
+chapter.
+"""
 _NAMED = 3
 _RUNNING = frozenset({Kind.PREFILL, Kind.DECODE})
 
 
 def tell(trail: Trail, track: Track, now_s: float) -> Story:
-    """The story of a request that has ended, or so far. O(its marks + what all waited for meanwhile)."""
+    """The story of a request, complete or so far. O(its marks + what all waited for meanwhile)."""
     live = track.record is None
     record = track.record or record_of(track.job, Outcome.CANCELLED, now_s)
     return whole_story(chapters(trail, track, now_s), record, live=live)
 
 
 def chapters(trail: Trail, track: Track, now_s: float) -> list[Chapter]:
-    """What is known of a request but for its first token and its end."""
+    """The chapters of a request without its first token and its end."""
     told = [*_beginning(trail, track)]
     for number, (mark, following) in enumerate(_spans(trail, track, now_s)):
         if mark.kind not in LASTING:
@@ -47,7 +49,7 @@ def chapters(trail: Trail, track: Track, now_s: float) -> list[Chapter]:
 
 
 def waited_s(trail: Trail, track: Track, now_s: float) -> dict[str, float]:
-    """Seconds of its waiting by reason, as far as they are kept; waiting on the host is told apart."""
+    """Seconds of its waiting by reason, as far as kept; waiting on the host is separate."""
     found = track.found
     if found is None:
         return {}
@@ -67,7 +69,7 @@ def waited_s(trail: Trail, track: Track, now_s: float) -> dict[str, float]:
 
 
 def _spans(trail: Trail, track: Track, now_s: float) -> Iterator[tuple[Mark, Mark]]:
-    """Each mark with the one that follows it, from the first step it saw, which found it waiting, to its end or now."""
+    """Yield each mark with the next one, from the first step it saw, which found it waiting, to its end or now."""
     found = track.found
     if found is None:
         return
@@ -78,7 +80,7 @@ def _spans(trail: Trail, track: Track, now_s: float) -> Iterator[tuple[Mark, Mar
 
 
 def _lasting(track: Track, number: int, mark: Mark) -> Mark | None:
-    """What was true from the `number`-th mark on, None if that is unknown. After the first ones there may be a gap."""
+    """What was true from the `number`-th mark on, None if unknown. There may be a gap after the first marks."""
     if track.not_kept and number == KEPT_FIRST:
         return mark._replace(kind=Kind.NOT_KEPT, why=f"{track.not_kept:,} changes")
     if mark.kind in LASTING:
@@ -87,7 +89,7 @@ def _lasting(track: Track, number: int, mark: Mark) -> Mark | None:
 
 
 def _log(trail: Trail, mark: Mark) -> ChangeLog | None:
-    """Where the reason of a stretch is written that has none of its own; None where none is wanted."""
+    """The log with the reason of a stretch without one of its own; None if it needs none."""
     if mark.kind in _RUNNING or mark.why:
         return None
     return trail.waiting_for if mark.kind in IN_QUEUE else trail.pausing_for
@@ -105,7 +107,7 @@ def _reasons_s(trail: Trail, mark: Mark, following: Mark) -> dict[str, float]:
 
 
 def _beginning(trail: Trail, track: Track) -> Iterator[Chapter]:
-    """The arrival of a job, and what passed until the next step was planned."""
+    """The arrival of a job, and the time until the next step was planned."""
     job, found = track.job, track.found
     why = ""
     if found is not None:
@@ -140,7 +142,7 @@ def _instant(track: Track, mark: Mark) -> Chapter:
 
 
 def _stretch(trail: Trail, mark: Mark, following: Mark) -> Iterator[Chapter]:
-    """A stretch in which a request ran, waited or paused; one without a reason of its own by the others' reasons."""
+    """Chapters of a stretch in which a request ran, waited or paused, with its own reason or the common ones."""
     log = _log(trail, mark)
     changes = [] if log is None else log.between(mark.at_s, following.at_s)
     if log is None or not changes:
@@ -161,7 +163,7 @@ def _turns(trail: Trail, mark: Mark, following: Mark, changes: Sequence[Change])
 
 
 def _in_turn(spent_s: dict[str, float]) -> str:
-    """Reasons that alternated, the one that took longest first."""
+    """Reasons that alternated, the longest first."""
     longest = sorted(spent_s, key=lambda why: (-spent_s[why], why))
     others = len(longest) - _NAMED
     more = f" and {others} other reason{'' if others == 1 else 's'}" if others > 0 else ""

@@ -1,4 +1,4 @@
-"""A request's story, and why it took as long as it did, as lines that fit a screen and as plain data."""
+"""A request's story and explanation, as lines that fit a screen and as plain data."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from headway.explain.track import Displacement
 from headway.results.metrics import jct_s, tbt_s, ttft_s
 
 MAX_LINES = 20
-"""Chapters a text shows, so that with head and targets it fits a screen; longer stories have broader strokes."""
+"""Most chapters in a text, so that with head and targets it fits a screen; longer stories are condensed."""
 
 _DECIMALS = 6
 _SHOWN = 3  # ids or reasons named in a line
 _ALIKE = (frozenset({Kind.WAITED}), frozenset({Kind.SWAPPED}), frozenset({Kind.DECODE, Kind.PAUSED}))
-"""Kinds whose neighbours become one chapter where there are too many, in this order."""
+"""Kinds whose neighbours are merged if there are too many chapters, in this order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetVerdict:
-    """A target beside what came of it; `value_s` is None where it never happened."""
+    """A target and the measured value; `value_s` is None if it never happened."""
 
     target: str
     target_s: float
@@ -31,12 +31,12 @@ class TargetVerdict:
 
     @property
     def met(self) -> bool:
-        """Whether it was met; equal to the microsecond is."""
+        """Whether it was met; equal to the microsecond counts."""
         return self.value_s is not None and round(self.value_s - self.target_s, _DECIMALS) <= 0
 
 
 def verdicts(record: Record) -> list[TargetVerdict]:
-    """Each target the request had, once it has ended: of one that did not finish, beside the tokens that came."""
+    """Each target of an ended request; for one that did not finish, judged by its tokens so far."""
     came = replace(record, outcome=Outcome.FINISHED)
     came_s = {
         "first token": ttft_s(came),
@@ -50,7 +50,7 @@ def verdicts(record: Record) -> list[TargetVerdict]:
 
 
 def story_data(story: Story, origin_s: float = 0.0) -> dict[str, object]:
-    """The story for JSON: the request, its targets, every chapter; what does not apply is left out.
+    """The story for JSON: the request, its targets, every chapter; inapplicable fields are left out.
 
     Times are seconds since `origin_s` of the run's clock.
     """
@@ -70,7 +70,7 @@ def story_data(story: Story, origin_s: float = 0.0) -> dict[str, object]:
 
 
 def outcome_of(story: Story) -> str:
-    """How it ended; `live` if it has not."""
+    """The outcome; `live` before the end."""
     return "live" if story.live else str(story.record.outcome)
 
 
@@ -178,23 +178,24 @@ def _bounds(bounds: tuple[int, int]) -> str:
 
 
 def count(number: int, what: str) -> str:
-    """So many of something, in words."""
+    """A number with its noun."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def seconds(value_s: float) -> str:
-    """Seconds in a unit a reader would choose, to four digits."""
+    """Seconds in the unit that a reader would choose, to four digits."""
     if value_s >= 1:
         return f"{value_s:.4g} s"
     return f"{value_s * 1e3:.4g} ms" if value_s >= 1e-3 or not value_s else f"{value_s * 1e6:.4g} µs"
 
 
-# ---- fewer, broader chapters ---------------------------------------------------------------------------
+# ---- condensing long stories ---------------------------------------------------------------------------
 
 
 def _to_fit(chapters: Sequence[Chapter], arrival_s: float, origin_s: float) -> list[str]:
-    """A line a chapter; if they are too many, neighbours that wait become one, then those that decode or pause;
-    then the middle is left out.
+    """A line for each chapter. If there are too many, waiting neighbours are merged, then decoding or pausing ones.
+
+    If that is not enough, the middle is left out.
     """
     for alike in _ALIKE:
         if len(chapters) > MAX_LINES:
@@ -210,7 +211,7 @@ def _to_fit(chapters: Sequence[Chapter], arrival_s: float, origin_s: float) -> l
 
 
 def _joined(chapters: Sequence[Chapter], alike: frozenset[Kind]) -> Iterator[Chapter]:
-    """The chapters, with neighbours of these kinds made one."""
+    """The chapters, with neighbours of these kinds merged."""
     for is_alike, group in groupby(chapters, key=lambda chapter: chapter.kind in alike):
         members = list(group)
         if is_alike and len(members) > 1:
@@ -245,14 +246,14 @@ def _join(members: Sequence[Chapter]) -> Chapter:
 
 
 _MOST_SHOWN = 3
-"""Displacements and points of slack that a text tells of."""
+"""Displacements and points of slack in a text."""
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def told_data(
     story: Story, explanation: Explanation | None = None, origin_s: float = 0.0
 ) -> dict[str, object]:
-    """A story, and what is known beside it, for JSON. Times are seconds since `origin_s` of the run's clock."""
+    """A story and its explanation for JSON. Times are seconds since `origin_s` of the run's clock."""
     data = story_data(story, origin_s)
     if explanation is None:
         return data
@@ -289,7 +290,7 @@ def _displacement(one: Displacement, origin_s: float) -> dict[str, object]:
 
 
 def told_text(story: Story, explanation: Explanation | None = None, origin_s: float = 0.0) -> str:
-    """A story, and what is known beside it, for people. Times are seconds since `origin_s` of the run's clock."""
+    """A story and its explanation for people. Times are seconds since `origin_s` of the run's clock."""
     lines = [story_text(story, origin_s)]
     if explanation is not None:
         lines += ["", *_waiting(explanation), *_displaced(explanation, origin_s)]

@@ -1,4 +1,4 @@
-"""What is written down of one request, and of all requests of an engine at once, while they are served."""
+"""The notes on one request, and on all requests of an engine together, taken while they are served."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KEPT_CHANGES = 4096
 
 
 class Change(NamedTuple):
-    """From now on, all waiting (or paused) jobs had another reason; `by` is the id of the job before them."""
+    """From now on, all waiting (or paused) jobs had another reason; `by` is the id of the job ahead of them."""
 
     at_s: float
     step: int
@@ -49,7 +49,7 @@ class StepHistory:
         self.count += 1
 
     def widths(self, start: int, end: int) -> tuple[int, int] | None:
-        """Least and greatest width of the steps `start` to `end` (exclusive); None where none of them is kept."""
+        """Least and greatest width of the steps `start` to `end` (exclusive); None if none of them is kept."""
         start, end = max(start, self.count - self._kept), min(end, self.count)
         if start >= end:
             return None
@@ -58,26 +58,26 @@ class StepHistory:
         return min(found), max(found)
 
     def times_s(self, most: int) -> list[float]:
-        """When the last steps were scheduled, at most so many, in order."""
+        """When the last steps were scheduled, at most `most`, in order."""
         kept = range(max(0, self.count - min(most, self._kept)), self.count)
         return [self._times_s[step % self._kept] for step in kept]
 
 
 class ChangeLog:
-    """What all requests waited for, from change to change; the last KEPT_CHANGES of them. O(1) a step."""
+    """What all requests waited for, by change; the last KEPT_CHANGES of them. O(1) a step."""
 
     def __init__(self, kept: int = KEPT_CHANGES) -> None:
         self._changes: deque[Change] = deque(maxlen=kept)
         self._why, self._by = "", ""
 
     def note(self, at_s: float, step: int, why: str, by: str = "") -> None:
-        """What is true in this step; nothing if it was true before."""
+        """Note the state of this step, unless it equals the previous one."""
         if why != self._why or by != self._by:
             self._why, self._by = why, by
             self._changes.append(Change(at_s, step, why, by))
 
     def between(self, start_s: float, end_s: float) -> list[Change]:
-        """The change that was in force at `start_s`, and those up to `end_s` (exclusive), in order."""
+        """The change in force at `start_s`, and those up to `end_s` (exclusive), in order."""
         first = bisect_right(self._changes, start_s, key=_at_s) - 1
         return list(islice(self._changes, max(0, first), bisect_left(self._changes, end_s, key=_at_s)))
 
@@ -93,17 +93,16 @@ class ChangeLog:
 
 KEPT_FIRST = 64
 KEPT_LAST = 64
-"""Marks kept of one request; those between are counted. A request in a plain queue has about five."""
+"""Marks kept of one request; those in between are only counted. A request in a plain queue has about five."""
 KEPT_DISPLACEMENTS = 16
 
 
 class Mark(NamedTuple):
     """From now on something else is true of a request.
 
-    `step` is the number of steps with work before the one it was made in, `computed` the tokens computed before
-    that one, those lost since included, `outputs` the output tokens known. `why` is its own reason; empty where all
-    the others waited or paused for the same. An instant says what it was `then`, if that is known with it. `lost` are
-    the computed tokens that are gone again by then.
+    `step` is the number of steps with work before this one, `computed` the tokens computed until then, including lost
+    ones, `outputs` the known output tokens. `why` is its own reason; empty if it shares the reason of all waiting or
+    paused jobs. An instant has the following state in `then`, if known. `lost` are the computed tokens lost by then.
     """
 
     at_s: float
@@ -117,7 +116,7 @@ class Mark(NamedTuple):
 
 
 class Displacement(NamedTuple):
-    """A request's KV left the device: when, of how many tokens, whether the host has it, and what ran instead."""
+    """A request's KV left the device: when, how many tokens, whether the host has it, and what ran instead."""
 
     at_s: float
     tokens: int
@@ -127,7 +126,7 @@ class Displacement(NamedTuple):
 
 
 class Surroundings(NamedTuple):
-    """What newcomers found when a step was planned: when that was, and how many jobs were before them."""
+    """What newcomers found when a step was planned: the time, and how many jobs were ahead of them."""
 
     at_s: float
     step: int
@@ -138,7 +137,7 @@ class Surroundings(NamedTuple):
 
 
 class TurnBefore(NamedTuple):
-    """The turn of a program before one that came: when its answer had ended, and tokens of prompt and answer."""
+    """A program's previous turn: when its answer ended, and the tokens of prompt and answer."""
 
     ended_s: float
     num_tokens: int
@@ -148,10 +147,10 @@ class TurnBefore(NamedTuple):
 class Track:
     """One request's marks and sums. Memory: at most 128 marks and 16 displacements, whatever happens to it.
 
-    `entered_s` is when the scheduler got it. `waited_s` is what it has waited until `waits_from_s`, since when it waits
-    again; None while it does not. `before` is the turn before of its program. `restored_blocks` came back from the
-    host; `lost_tokens` had been dropped with its KV when that was last looked at. `record` and the number of steps up
-    to then, `end_step`, are there once it has ended.
+    `entered_s` is when the scheduler got it. `waited_s` is its waiting up to `waits_from_s`, since when it waits again;
+    None while it does not. `before` is its program's previous turn. `restored_blocks` came back from the host;
+    `lost_tokens` had been dropped with its KV at the last check. `record` and `end_step`, the number of steps up to
+    then, are set once it has ended.
     """
 
     job: Job
@@ -171,7 +170,7 @@ class Track:
     end_step: int | None = None
 
     def add(self, mark: Mark) -> None:
-        """Keep a mark; if there are too many, one of the middle goes. O(1)."""
+        """Keep a mark; if there are too many, one in the middle is dropped. O(1)."""
         self.num_marks += 1
         if self.num_marks <= KEPT_FIRST:
             self.first.append(mark)
@@ -188,17 +187,17 @@ class Track:
 
     @property
     def not_kept(self) -> int:
-        """Marks between the first and the last that are gone."""
+        """Marks in the middle that were dropped."""
         return self.num_marks - len(self.first) - len(self.last or ())
 
     @property
     def marks(self) -> Iterator[Mark]:
-        """The marks that are kept, in the order of time."""
+        """The kept marks, in order of time."""
         return chain(self.first, self.last or ())
 
     @property
     def computed(self) -> int:
-        """Tokens computed so far, those lost since included."""
+        """Tokens computed so far, including lost ones."""
         return self.job.num_computed_tokens + self.job.recomputed_tokens
 
     def until_s(self, now_s: float) -> float:
@@ -207,7 +206,7 @@ class Track:
         return now_s if record is None or record.finished_s is None else record.finished_s
 
     def waited_until(self, now_s: float) -> float:
-        """Seconds it has waited in all, the wait that still goes on included."""
+        """Seconds it has waited in all, including a current wait."""
         return self.waited_s + (0.0 if self.waits_from_s is None else now_s - self.waits_from_s)
 
     def stays(self, until_s: float) -> list[tuple[float, float]]:
@@ -225,7 +224,7 @@ class Track:
         return found
 
     def waits(self, until_s: float) -> list[tuple[float, float]]:
-        """When it waited, to be admitted for the first time or again; what is not kept of it is left out."""
+        """When it waited to be admitted, for the first time or again; what was not kept is left out."""
         found: list[tuple[float, float]] = []
         since_s: float | None = self.job.arrival_s
         for mark in self.marks:

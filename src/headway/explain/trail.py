@@ -1,4 +1,4 @@
-"""Writes down what happens to every request of one engine, so that it can be explained later."""
+"""Records what happens to every request of one engine, so that it can be explained later."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headway.explain.track import (
 )
 
 MOST_NAMED = 3
-"""Ids that a preemption names; more ran in such a step than a reader wants."""
+"""Most ids that a preemption names; more ran in such a step than a reader wants."""
 
 NO_SEAT = "all seats were taken"
 _NO_TOKENS = "the tokens of the step were given to others"
@@ -67,15 +67,15 @@ OTHERS_FIRST = "the policy let others run"
 
 
 def why_waiting(job: Job, outcome: StepOutcome) -> str:
-    """Why a job that waits was passed over by itself; "" if it waited for what all the others waited for."""
+    """Why a waiting job in particular was skipped; "" if it shares the reason of all others."""
     reason = outcome.passed_over.get(job)
     return "" if reason is None else WAITED.get(reason, str(reason))
 
 
 def why_all_waited(view: StepView, outcome: StepOutcome) -> tuple[str, str]:
-    """Why the jobs that were not passed over by themselves did not start, and the id of the job before them, if one.
+    """Why the other waiting jobs did not start, and the id of the job ahead of them, if there is one.
 
-    O(jobs passed over), O(1) where the engine is full.
+    O(jobs skipped), O(1) if the engine is full.
     """
     if len(outcome.preempted) > len(outcome.plan.preempt):
         return _PREEMPTING, ""
@@ -102,7 +102,7 @@ def _full(view: StepView, outcome: StepOutcome) -> str:
 
 
 def _of_admission(outcome: StepOutcome) -> dict[Reason, Job]:
-    """Why jobs of `admit` were passed over, each reason with the last of them."""
+    """Why jobs of `admit` were skipped, each reason with the last of them."""
     prefetched = outcome.plan.prefetch
     return {
         reason: job
@@ -112,7 +112,7 @@ def _of_admission(outcome: StepOutcome) -> dict[Reason, Job]:
 
 
 def why_paused(job: Job, view: StepView, outcome: StepOutcome) -> str:
-    """Why a resident job in particular got no tokens; "" if it is the policy that let others run."""
+    """Why a resident job in particular got no tokens; "" if the policy let others run."""
     reason = outcome.passed_over.get(job)
     if reason is not None:
         return _PAUSED.get(reason, str(reason))
@@ -139,9 +139,10 @@ def why_preempted(job: Job, view: StepView, outcome: StepOutcome) -> str:
 
 
 def who_displaced(job: Job, view: StepView, outcome: StepOutcome) -> Sequence[str]:
-    """Ids of the jobs for which a step took KV away: the one that the policy made room for, else some that had tokens
-    in it, those that started, else those that took a new block, else any that ran. At most MOST_NAMED; none where no
-    job ran. O(tokens) at worst.
+    """Ids of the jobs for which a step took KV away, at most MOST_NAMED.
+
+    The job for which the policy made room; else some with tokens in the step: those that started, else those that took
+    a new block, else any. Empty if no job ran. O(tokens) at worst.
     """
     newcomer = outcome.plan.room_for
     if newcomer is not None and job in outcome.plan.preempt:
@@ -163,14 +164,14 @@ KEPT_ENDED = 500
 KEPT_JUDGED = 1024
 
 
-# Looking a member up in its enumeration is not free, and these are wanted for every request.
+# Looking up an enum member takes time, and these are needed for every request.
 _QUEUED = (JobState.WAITING, JobState.SWAPPED)
 _RESIDENT = JobState.RESIDENT
 _ADMITTED, _PREFILL, _DECODE = Kind.ADMITTED, Kind.PREFILL, Kind.DECODE
 
 
 class JudgedStep(NamedTuple):
-    """A step that was over at `at_s`: its shape, the seconds predicted before they were known (0: none), and they."""
+    """A step that ended at `at_s`: its shape, the seconds predicted beforehand (0: none), and the real ones."""
 
     at_s: float
     shape: BatchShape
@@ -179,14 +180,14 @@ class JudgedStep(NamedTuple):
 
 
 class Trail:
-    """Follows every job from arrival to end, by its changes: nothing is written of a job for which a step is like
-    the one before. What all waiting (or paused) jobs wait for is written once for all of them.
+    """Follows every job from arrival to end, by its changes.
 
-    Told of each step after the ledger has followed it, with the view it was planned on; changes no job. Costs: O(1)
-    a step in which every resident runs and none comes or goes; else O(jobs that change + jobs in prefill +
-    passed over), and O(residents) in a step in which some pause. Memory: the tracks of live jobs and of the last
-    `kept` ended ones, and logs of fixed length. Read with `explain` (`explanation.py`), which asks `cost` what things
-    take by what is known then.
+    A job in the same state as in the step before costs no note. The reason shared by all waiting (or paused) jobs is
+    written once for all. The trail is told of each step after the ledger has followed it, with the view on which it was
+    planned; it changes no job. Costs: O(1) a step in which every resident runs and none comes or goes; else O(jobs that
+    change + jobs in prefill + skipped), and O(residents) in a step in which some pause. Memory: the tracks of live jobs
+    and of the last `kept` ended ones, and logs of fixed length. Read it with `explain` (`explanation.py`), which uses
+    the current `cost`.
     """
 
     def __init__(self, *, kept: int = KEPT_ENDED, cost: CostModel | None = None, name: str = "") -> None:
@@ -207,10 +208,10 @@ class Trail:
         self._passed_over: dict[Job, str] = {}
         self._programs: OrderedDict[tuple[str, str], TurnBefore] = OrderedDict()
 
-    # ---- what it is told -----------------------------------------------------------------------------
+    # ---- events --------------------------------------------------------------------------------------
 
     def arrived(self, job: Job, now_s: float) -> None:
-        """A job has come; nothing if it is followed already."""
+        """A job arrived; nothing happens if it is followed already."""
         if job.id in self.live:
             return
         track = self.live[job.id] = Track(job, now_s, job.arrival_s)
@@ -241,12 +242,12 @@ class Trail:
             self.steps.add(outcome.now_s, len(outcome.tokens))
 
     def judge(self, at_s: float, shape: BatchShape, predicted_s: float, took_s: float) -> None:
-        """A step is over whose time could have been predicted."""
+        """A step with a possible prediction ended."""
         self.num_judged += 1
         self.judged.append(JudgedStep(at_s, shape, predicted_s, took_s))
 
     def finished(self, record: Record) -> None:
-        """A request has ended, or left for another instance."""
+        """A request ended, or left for another instance."""
         track = self.live.pop(record.id, None)
         if track is None:
             return
@@ -265,20 +266,20 @@ class Trail:
             )
 
     def _note_turn(self, program: tuple[str, str], turn: TurnBefore) -> None:
-        """A program's answer has ended; of programs, as many are known as of requests that have ended."""
+        """A program's answer ended; as many programs are remembered as ended requests."""
         self._programs.pop(program, None)
         self._programs[program] = turn
         if len(self._programs) > (self.ended.maxlen or 0):
             self._programs.popitem(last=False)
 
     def find(self, id_: str) -> Track | None:
-        """The track of a request, live or among the last that ended, the newest of that id. O(kept)."""
+        """The track of a request, live or among the last that ended; the newest with that id. O(kept)."""
         ended = (track for track in reversed(self.ended) if track.job.id == id_)
         return self.live.get(id_) or next(ended, None)
 
     @property
     def tracks(self) -> Iterator[Track]:
-        """All that are kept."""
+        """All kept tracks."""
         return chain(self.live.values(), self.ended)
 
     # ---- one step ------------------------------------------------------------------------------------
@@ -299,7 +300,7 @@ class Trail:
         track.add(Mark(now_s, self.steps.count, computed, job.num_output_tokens, kind, why, then, lost))
 
     def _look_round(self, view: StepView, outcome: StepOutcome) -> None:
-        """Note what the jobs found that have come since the last step."""
+        """Note what newly arrived jobs found."""
         found = Surroundings(
             outcome.now_s,
             self.steps.count,
@@ -345,7 +346,7 @@ class Trail:
                 self._passed_over.pop(job, None)
 
     def _follow_kept(self, track: Track, kept: int, cached: int) -> str:
-        """Where the KV that a job starts with comes from: what it does not find on the device is on the host."""
+        """Where the KV that a job starts with comes from: what is not on the device is on the host."""
         found = f"{cached:,} of {track.job.num_tokens:,} tokens found in the prefix cache" if cached else ""
         if kept <= cached:
             return found
@@ -353,14 +354,14 @@ class Trail:
         return "its KV is copied back" + (f", but for {found}" if found else "")
 
     def _kind_of_run(self, job: Job, track: Track, granted: int) -> Kind:
-        """What a job does with its first tokens; a prompt is watched until it is through."""
+        """What a job does with its first tokens; a prompt is watched until it is complete."""
         if is_decode(job, granted):
             return _DECODE
         self._in_prefill[job] = track
         return _PREFILL
 
     def _follow_prefills(self, outcome: StepOutcome) -> None:
-        """See which prompts are through."""
+        """Find prompts that are complete."""
         tokens = outcome.tokens
         through = [
             (job, granted)
@@ -371,7 +372,7 @@ class Trail:
             self._mark(self._in_prefill.pop(job), outcome.now_s, _DECODE, granted=granted)
 
     def _follow_paused(self, view: StepView, outcome: StepOutcome) -> None:
-        """See which residents have no tokens, and which have some again."""
+        """Find residents without tokens, and those that have some again."""
         tokens = outcome.tokens
         expected = len(view.residents) - len(outcome.preempted) + len(outcome.admitted)
         if len(tokens) == expected and not self._paused:
@@ -396,7 +397,7 @@ class Trail:
             self.pausing_for.note(now_s, self.steps.count, why_others_ran(outcome))
 
     def _follow_passed_over(self, outcome: StepOutcome) -> None:
-        """See which waiting jobs have a reason of their own, and which have none any more."""
+        """Find waiting jobs with a new reason of their own, and those without one again."""
         now = {
             job: why_waiting(job, outcome)
             for job in outcome.passed_over

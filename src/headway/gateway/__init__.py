@@ -1,1 +1,1 @@
-"""The gateway: one address in front of several instances, which judges, routes and accounts for requests."""
+"""The gateway: one address in front of several instances, which checks, routes and accounts for requests."""

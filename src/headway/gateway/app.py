@@ -62,18 +62,19 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _OWN_PREFIXES = tuple(f"{path}/" for path in (*EXPLAIN_PATHS, ENGINE_PATH))
 _METHODS_OF_APIS = b"OPTIONS, POST"
 _METHODS = b"GET, HEAD, OPTIONS, POST, PUT, PATCH, DELETE"
-"""Of what goes to an instance."""
+"""Methods of requests that may go to an instance."""
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _KEEP_ALIVE_S = 75
-"""Longer than load balancers keep theirs, so that the load balancer closes."""
+"""Longer than load balancers keep idle connections, so that the load balancer closes them."""
 _LAST_WORDS_S = 1.0
-"""Between the end of the drain time, when clients are told, and the end of their connections."""
+"""Time between the end of the drain, when clients are told, and the closing of their connections."""
 
 
 class Gateway:
-    """The ASGI app: what asks for tokens by the serving path, its own pages, and all the rest to an instance.
+    """The ASGI app: requests for tokens take the serving path, its own pages are answered here, the rest is passed
+    through.
 
-    Making one raises ConfigError if the access log cannot be written, or batches cannot be kept.
+    Raises ConfigError if the access log cannot be written, or the batch folder cannot be used.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class Gateway:
         self._paths = {route.path for route in self._own.routes if isinstance(route, Route)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; or run the app's lifespan."""
+        """Answer one request, or run the app's lifespan."""
         kind = scope["type"]
         if kind == "lifespan":
             await self._own(scope, receive, send)
@@ -144,7 +145,7 @@ class Gateway:
             pass
 
     async def _tell_methods(self, path: str, client: Client) -> None:
-        """Answer OPTIONS, which no instance is asked. Raises GatewayError (400) for what is no path."""
+        """Answer OPTIONS here, without asking an instance. Raises GatewayError (400) for an invalid path."""
         if not path.startswith("/"):
             raise bad_request(f"the path is {path[:80]!r}; accepted: one that begins with /")
         await client.begin(204, [(b"allow", self._methods_of(path))])
@@ -161,7 +162,9 @@ class Gateway:
         return ", ".join(sorted(found | {"OPTIONS"})).encode()
 
     def _is_own(self, path: str) -> bool:
-        """Whether a path is answered here. Raises GatewayError (404) for batches where there are none."""
+        """Whether the gateway answers a path itself. Raises GatewayError (404) for batch paths if there are no
+        batches.
+        """
         if is_of_batches(path):
             if self.batches is None:
                 raise GatewayError(
@@ -188,7 +191,7 @@ class Gateway:
                 names_tenants=self._options.names_tenants,
             )
             request = await interrupt.wait(reading)
-            # Its body may have named it so that no header can hold the name.
+            # The body may have named it, in a form that no header can hold.
             client.request_id = request.request_id.encode() if request.request_id.isascii() else b""
             if request.previous_id is not None:
                 self.serving.stored.check(request.previous_id, tenant)
@@ -197,9 +200,9 @@ class Gateway:
             raise ClientGone from None
 
     def _check_origin(self, said: Mapping[bytes, bytes]) -> None:
-        """Raise GatewayError (403) where a page of another origin asks for more than to read.
+        """Raise GatewayError (403) if a page of another origin asks for more than it may read.
 
-        A browser adds a key that it knows, and reaches what is served on this machine alone.
+        A browser adds keys that it knows, and reaches servers that only this machine can reach.
         """
         origin = said.get(b"origin")
         if origin is None or origin.partition(b"://")[2] == said.get(b"host"):
@@ -304,7 +307,7 @@ def _refuse(_request: Request, refusal: Exception) -> Response:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket to serve on; port 0 takes a free one. Raises ConfigError if the address cannot be had."""
+    """Open a socket to serve on; port 0 takes a free one. Raises ConfigError if the address is not available."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=2048, reuse_port=False)
@@ -313,23 +316,23 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class _SignalFreeServer(uvicorn.Server):
-    """uvicorn that leaves the process's signals alone: its caller says when it stops."""
+    """uvicorn without signal handlers: the caller says when it stops."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them alone."""
+        """Install no signal handlers."""
         yield
 
 
 async def serve(app: Gateway, host: str, port: int, stop: asyncio.Event) -> None:
-    """Serve there until `stop` is set. Raises ConfigError if the address cannot be had. See `serve_on`."""
+    """Serve at an address until `stop` is set. Raises ConfigError if it is not available. See `serve_on`."""
     await serve_on(app, listen(host, port), stop)
 
 
 async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -> None:
-    """Serve until `stop` is set; then take nothing new, and give what runs the drain time before it is cut off.
+    """Serve until `stop` is set; then accept nothing new, and give running requests the drain time.
 
-    Returns when every connection is closed: a client that neither sends nor reads on is hung up on.
+    Returns when every connection is closed; one whose client neither sends nor reads is cut.
     """
     config = uvicorn.Config(
         app,
@@ -339,7 +342,7 @@ async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -
         lifespan="on",
         access_log=False,
         log_config=None,
-        log_level=logging.ERROR,  # of clients' mistakes it warns, a line each
+        log_level=logging.ERROR,  # at lower levels uvicorn logs a line for each mistake of a client
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
@@ -350,7 +353,7 @@ async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -
     server = _SignalFreeServer(config)
     ending = asyncio.create_task(_end(app, server, stop))
     try:
-        with listener:  # uvicorn leaves it open if it is told to stop while it starts
+        with listener:  # uvicorn leaves the socket open if it is stopped during its start
             await server.serve(sockets=[listener])
     finally:
         ending.cancel()
@@ -365,13 +368,13 @@ async def _end(app: Gateway, server: uvicorn.Server, stop: asyncio.Event) -> Non
     _LOG.warning("%d requests are cut off after %g s", len(app.serving.running), app.serving.options.drain_s)
     app.serving.cut_all()
     await asyncio.sleep(_LAST_WORDS_S)
-    # A client that has not sent its request whole, or reads none of its answer, cannot be told.
+    # A client that has not sent its whole request, or reads none of its answer, cannot be told.
     for connection in list(server.server_state.connections):
         connection.transport.abort()
 
 
 def _request_id(headers: Headers) -> bytes:
-    """The client's name for its request, if it is one that can be written down; else a new one."""
+    """The client's request id if it is printable; else a new one."""
     given = next((value for name, value in headers if name == b"x-request-id"), b"")
     fits = 0 < len(given) <= MAX_ID_CHARACTERS and given.isascii() and given.decode().isprintable()
     return given if fits else uuid4().hex.encode()

@@ -1,6 +1,6 @@
-"""What the gateway itself serves, as an OpenAPI 3.1 description.
+"""The gateway's OpenAPI 3.1 description.
 
-vLLM checks requests itself and takes more than is told here, so nothing is closed to further fields.
+vLLM checks requests itself and accepts more than is described here, so all objects allow further fields.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ _BATCH = _object(
     error_file_id={"type": ["string", "null"]},
     headway={
         "type": ["object", "null"],
-        "description": "Whether the window will be kept, at the rate of late.",
+        "description": "Whether the window will be kept, at the recent rate.",
     },
 )
 
@@ -177,7 +177,7 @@ events have no names.
 
 
 def openapi_route(*, batches: bool = False, scale: bool = False) -> Route:
-    """`GET /openapi.json`; whether files and `batches` are served, and how large the fleet should be (`scale`)."""
+    """`GET /openapi.json`; `batches` and `scale` say whether files, batches and scaling advice are served."""
 
     async def description(_request: Request) -> Response:
         return Response(_body(batches, scale), media_type="application/json")
@@ -255,7 +255,7 @@ def _paths(state: Json) -> Json:
 
 
 def _explain_paths(explained: Json, shadow: Json) -> Json:
-    """Why one request took as long as it did, by its id; and what another policy would have come to."""
+    """The paths that explain a request, and that report on other policies."""
     report = _answer("The last report of a shadow, if there is one.", "application/json", shadow)
     answer = _answer("What the gateway saw, and what its instances say.", "application/json", explained)
     listed = _answer("The last requests, newest first.", "application/json", {"type": "object"})
@@ -276,7 +276,7 @@ def _explain_paths(explained: Json, shadow: Json) -> Json:
 
 
 def _scale(reply: Json) -> Json:
-    """How many instances there should be."""
+    """The path with the recommended number of instances."""
     answer = _answer("How many, between what bounds, and why.", "application/json", reply)
     return _read("scale", "How many instances there should be", answer)
 
@@ -316,7 +316,7 @@ def _batch_paths() -> Json:
 
 
 def _generation(name: str, summary: str, request: str, answer: str, *, named: bool = False) -> Json:
-    """A POST that makes tokens, whole or as server-sent events, which may have names."""
+    """A POST that generates tokens, whole or as server-sent events, which may have names."""
     end = "one that says so" if named else "`[DONE]`"
     return {
         "operationId": name,
@@ -338,7 +338,7 @@ def _generation(name: str, summary: str, request: str, answer: str, *, named: bo
 
 
 def _read(name: str, summary: str, answer: Json, *, keyed: bool = True, busy: bool = False) -> Json:
-    """A GET; `keyed` if it wants a key where keys are set, `busy` if it may say that no instance is ready."""
+    """A GET; `keyed` if it requires a key where keys are set, `busy` if it may report that no instance is ready."""
     errors = (["401", "403"] if keyed else []) + (["503"] if busy else [])
     return {
         "operationId": name,

@@ -1,4 +1,4 @@
-"""Instances change their pool while they serve, when one pool is short of time and the other is not."""
+"""Moves instances between pools while they serve, when one pool is short of time and the other is not."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ async def rebalance(
     roles: Roles | None = None,
     interval_s: float = INTERVAL_S,
 ) -> None:
-    """Look every `interval_s` whether an instance should move, and move it, until cancelled.
+    """Check every `interval_s` whether an instance should move, and move it, until cancelled.
 
-    Only instances that were launched here move: they are drained, and launched again with the other pool's policy.
-    `live` are the gateway's requests.
+    Only launched instances move: they are drained, and launched again with the other pool's policy. `live` are the
+    gateway's requests.
     """
     roles = roles or Roles()
     while True:
@@ -45,7 +45,7 @@ async def rebalance(
 
 
 async def _move(fleet: Fleet, change: RoleChange, prepare: Prepare) -> None:
-    """Make the change; one that cannot be made is no reason to stop serving."""
+    """Make the change; a change that fails does not stop the serving."""
     pool = pool_of(change.new_name)
     _LOG.info("%s becomes %s: requests there run late", change.instance, change.new_name)
     try:
@@ -56,11 +56,11 @@ async def _move(fleet: Fleet, change: RoleChange, prepare: Prepare) -> None:
 
 
 def shares_left(live: Iterable[Entry], now_s: float) -> Mapping[str, float]:
-    """Pool -> mean share of the first token's target left to requests that wait there, by `share_left`. O(live)."""
+    """Pool -> mean share of the first token's target that its waiting requests have left, by `share_left`. O(live)."""
     waiting: dict[str, list[Job]] = {}
     for entry in live:
         if entry.instance and entry.first_s is None:
-            # The request as far as its slack goes.
+            # Only the part of the request that its slack needs.
             job = Job(
                 id=entry.id,
                 arrival_s=entry.arrival_s,
@@ -73,7 +73,7 @@ def shares_left(live: Iterable[Entry], now_s: float) -> Mapping[str, float]:
 
 
 def _with_free_name(change: RoleChange, taken: set[str]) -> RoleChange:
-    """The change to a name that is free: an instance that cannot serve now has one too."""
+    """The change with a free name: instances that cannot serve now keep theirs."""
     pool = pool_of(change.new_name)
     free = (name for number in count() if (name := instance_name(pool, number)) not in taken)
     return RoleChange(change.instance, next(free))

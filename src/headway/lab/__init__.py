@@ -1,1 +1,1 @@
-"""Engines, simulated and real, set up for studies: shared by commands and benches."""
+"""Sets up engines, simulated and real, for experiments; shared by commands and benches."""

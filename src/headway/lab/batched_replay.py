@@ -1,4 +1,4 @@
-"""A trace sent to servers in whole batches: through a gateway of its own, whose central queue makes them."""
+"""Sends a trace to servers in whole batches, through a gateway of its own with a central queue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from headway.routing.load import LeastLoaded
 from headway.traces import TraceRequest
 
 _MOST_BUFFERED_MIB = 8192
-"""The requests are the replay's own: none of them is to be refused."""
+"""Large enough that no request of the replay is refused."""
 
 
 async def replay_batches(
@@ -34,10 +34,10 @@ async def replay_batches(
     on_record: Callable[[Record], None] = lambda record: None,
     stop: asyncio.Event | None = None,
 ) -> ReplayReport:
-    """As `replay`, but through a gateway in this process, which sends whole batches to the servers at these URLs.
+    """As `replay`, but through a gateway in this process that sends whole batches to the servers at these URLs.
 
-    Raises as `replay`, and before anything is sent: UpstreamError if a server is not ready, ConfigError for a URL that
-    is given twice.
+    Raises as `replay` does, and, before anything is sent: UpstreamError if a server is not ready, ConfigError for a
+    repeated URL.
     """
     if len(set(urls)) < len(urls):
         raise ConfigError(f"a URL is given twice: {', '.join(urls)}; accepted: each once")
@@ -58,7 +58,7 @@ async def replay_batches(
 async def _gateway(
     batching: CentralBatching, urls: Sequence[str], api_key: str | None, stop: asyncio.Event
 ) -> AsyncIterator[tuple[str, Gateway] | None]:
-    """A gateway before these servers and its URL; None if `stop` is set before they are ready."""
+    """Yield a gateway in front of these servers and its URL; None if `stop` is set before they are ready."""
     raise_file_limit()
     async with open_session(api_key, traced=False) as session:
         fleet = Fleet((Member(url, url=url) for url in urls), session=session)
@@ -84,7 +84,7 @@ async def _gateway(
 
 
 async def _until_ready(fleet: Fleet) -> bool:
-    """True once all servers are ready. Raises UpstreamError if one is not."""
+    """Wait until all servers are ready; return True. Raises UpstreamError if one is not."""
     await fleet.until_settled()
     for member in fleet.members:
         if member.condition is not Condition.READY:

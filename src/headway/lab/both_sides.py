@@ -1,4 +1,4 @@
-"""One record from several: the client knows what a request felt like, its engines what was done to it."""
+"""Merges records: the client's view of a request, and what its engines did to it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from headway.core.record import Record
 from headway.statistics import known
 
 _ENGINE_ID = re.compile(r"cmpl-(?P<id>.+)-0(-[0-9a-f]{8})?")
-"""vLLM's id of a completion's first choice: the client's own, wrapped."""
+"""vLLM's id of a completion's first choice: the client's id with additions."""
 
 
 def add_engine_side(client: Iterable[Record], engine: Iterable[Record]) -> list[Record]:
     """The client's records with the engines' first scheduling, prediction, preemptions and recomputed tokens.
 
-    The two clocks differ: when a request was first scheduled is carried over as time since its arrival.
-    Requests the engine never saw stay as they are.
+    The clocks differ: the first scheduling is converted to time since the request's arrival. Requests that no engine
+    saw stay as they are.
     """
     seen = by_client_id(engine)
     return [_merged(record, whole(seen[record.id])) if record.id in seen else record for record in client]
 
 
 def by_client_id(engine: Iterable[Record]) -> Mapping[str, Sequence[Record]]:
-    """What engines wrote of each request, in their order, by the id that its client gave it."""
+    """The engines' records of each request, in order, by its client's id."""
     seen: dict[str, list[Record]] = defaultdict(list)
     for record in engine:
         if match := _ENGINE_ID.fullmatch(record.id):
@@ -34,9 +34,9 @@ def by_client_id(engine: Iterable[Record]) -> Mapping[str, Sequence[Record]]:
 
 
 def whole(parts: Sequence[Record]) -> Record:
-    """What engines on one clock did to a request, each its part: it came to the first and ended in the last.
+    """Merge the records of engines on one clock: the request arrived at the first and ended at the last.
 
-    The second is told of the targets that are left; those of the whole are the first's.
+    Later engines were told only the remaining targets; the merged record has the first's.
     """
     if len(parts) == 1:
         return parts[0]
@@ -69,7 +69,7 @@ def _merged(client: Record, engine: Record) -> Record:
 def _scheduled_s(client: Record, engine: Record) -> float | None:
     """When a request was first scheduled, by the client's clock.
 
-    An engine hears a moment late that a client has left, and may start its request meanwhile: that is at its end.
+    An engine learns with a delay that a client has left, and may start its request meanwhile: that counts as its end.
     """
     if engine.first_scheduled_s is None:
         return None

@@ -44,15 +44,15 @@ VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class CellFolder:
-    """Where the cells of one grid lie."""
+    """The folder with the cells of one grid."""
 
     root: Path
     grid: PolicyGrid
 
     def open(self, manifest: Manifest, meta: RunMeta) -> None:
-        """Make the folder, or go on with it.
+        """Make the folder, or continue in it.
 
-        Raises ConfigError if it holds anything but this very experiment, or cannot be written.
+        Raises ConfigError if it has anything except this very experiment, or cannot be written.
         """
         open_folder(self.root / MANIFEST, {"version": VERSION, **manifest}, "simulation")
         for folder, load in self._runs():
@@ -67,19 +67,19 @@ class CellFolder:
         return folder if len(self.grid.loads) == 1 else load_folder(folder, cell.load)
 
     def result(self, cell: GridCell) -> CellResult | None:
-        """What a cell came to; None if it is not done."""
+        """The result of a cell; None if it is not done."""
         return read_json(self._file(cell, CELL_SUFFIX), CellResult)
 
     def records(self, cell: GridCell) -> Path:
-        """Where the records of a cell are, once it is done."""
+        """The path of a finished cell's records."""
         return self._file(cell, RECORDS_SUFFIX)
 
     def writer(self, cell: GridCell) -> RecordWriter:
-        """A writer for the records of a cell that is under way; `finish` puts them in their place."""
+        """A writer for the records of a running cell; `finish` moves them to their place."""
         return RecordWriter(partial_path(self.records(cell)))
 
     def finish(self, result: CellResult) -> None:
-        """Put what was written in its place: the records and what they lack, then what says that it is done."""
+        """Move a cell's output to its place: the records, their additions, and last the mark that it is done."""
         records = self.records(result.cell)
         partial_path(records).replace(records)
         write_info(self._run(result.cell), label(result.cell.policy), result.info)
@@ -87,13 +87,13 @@ class CellFolder:
         write_json(path, result)
 
     def discard(self, cell: GridCell) -> None:
-        """Remove what a cell that did not come to its end has written."""
+        """Remove the output of a cell that did not finish."""
         partial_path(self.records(cell)).unlink(missing_ok=True)
 
     def sweep_up(self) -> None:
-        """Remove what workers that were killed have left: half-written, or of a cell that was not said to be done.
+        """Remove the leftovers of killed workers: partial files, and files of unfinished cells.
 
-        Another command may be filling the same folder: what it writes stays.
+        Another command may be filling the same folder: its files stay.
         """
         for path in left_behind(self.root):
             path.unlink(missing_ok=True)
@@ -106,19 +106,19 @@ class CellFolder:
 
 
 Tick = Callable[[int], None]
-"""Hears how many requests more have ended."""
+"""Called with the number of requests that have just ended."""
 
 
 def silent(requests: int) -> None:
-    """A tick that nothing listens to."""
+    """A tick that does nothing."""
 
 
 def run_cells(scenario: Scenario, folder: CellFolder, *, jobs: int, tick: Tick = silent) -> list[CellResult]:
-    """Run the cells of the folder's grid that are not done, in up to `jobs` processes; all results, in order.
+    """Run the unfinished cells of the folder's grid in up to `jobs` processes; return all results, in order.
 
-    What is written does not depend on `jobs`. With one process, or one cell to run, everything happens in this
-    one. KeyboardInterrupt passes through with all processes ended; cells that are done stay done. The first
-    cell that raises ends the others. Raises SimulationError if a process is killed from outside.
+    The output does not depend on `jobs`. With one process, or one cell to run, everything happens in this process.
+    KeyboardInterrupt passes through after all processes have ended; finished cells stay finished. The first cell that
+    raises ends the others. Raises SimulationError if a process is killed from outside.
     """
     cells = folder.grid.cells()
     done = {cell: result for cell in cells if (result := folder.result(cell)) is not None}
@@ -139,7 +139,7 @@ def run_cells(scenario: Scenario, folder: CellFolder, *, jobs: int, tick: Tick =
 
 
 def run_to_folder(scenario: Scenario, folder: CellFolder, cell: GridCell, tick: Tick = silent) -> CellResult:
-    """Run one cell and put its records and what it came to in the folder; nothing if it does not come to its end."""
+    """Run one cell and put its records and result in the folder; an unfinished cell leaves nothing."""
     try:
         with folder.writer(cell) as writer:
             told = _ticking(tick)
@@ -155,7 +155,7 @@ def run_to_folder(scenario: Scenario, folder: CellFolder, cell: GridCell, tick: 
     return result
 
 
-# ---- one cell looked at closely -------------------------------------------------------------------------
+# ---- one cell in detail ---------------------------------------------------------------------------------
 
 _SHOWN_IDS = 5
 
@@ -163,9 +163,9 @@ _SHOWN_IDS = 5
 def explain(
     scenario: Scenario, cell: GridCell, request_id: str, tick: Tick = silent
 ) -> tuple[Story, Explanation | None]:
-    """The story of one request in one cell, and why it took as long; None if it ended before any step was planned.
+    """One request's story in a cell, and why it took as long (None if it ended before any step was planned).
 
-    ConfigError, naming some that exist, for an id that does not.
+    Raises ConfigError for an unknown id, naming some that exist.
     """
     request = _find(scenario.trace.requests(cell.seed), request_id)
     system = scenario.system
@@ -180,9 +180,9 @@ def explain(
 def trace_schedule(
     scenario: Scenario, cell: GridCell, path: Path, tick: Tick = silent
 ) -> tuple[CellResult, ChromeTrace]:
-    """Run one cell and write its schedule to `path`, compressed if it ends in `.gz`.
+    """Run one cell and write its schedule to `path`, compressed if the path ends in `.gz`.
 
-    The same cell gives the same bytes. The file appears when it is whole. ConfigError if it cannot be written.
+    Equal cells give equal bytes. The file appears when it is complete. Raises ConfigError if it cannot be written.
     """
     limits = scenario.system.limits
     title = f"{label(cell.policy)}, load {cell.load:g}, seed {cell.seed}, simulated"
@@ -208,7 +208,9 @@ def _find(requests: list[TraceRequest], request_id: str) -> TraceRequest:
 
 @contextmanager
 def _appearing(path: Path) -> Iterator[BinaryIO]:
-    """A file that is there once it is whole; compressed ones hold neither a time nor a name."""
+    """Yield a file that appears when it is complete. A compressed one has neither a time nor a name inside, so
+    bytes repeat.
+    """
     try:
         with appearing(path) as raw, _packed(raw) if path.suffix == ".gz" else nullcontext(raw) as file:
             yield file

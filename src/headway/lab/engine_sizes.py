@@ -1,4 +1,4 @@
-"""What an engine is configured with when a user says little, as vLLM decides it itself."""
+"""The sizes of an engine when a user gives few of them: vLLM's own defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headway.sim.limits import EngineLimits
 
 MOST_HOST_GIB = 1 << 16
-"""Host memory that can be simulated: more than any machine has, and every block of it is accounted for."""
+"""Most host memory that can be simulated: more than any machine has; every block of it takes memory here."""
 
 _HOST_GIB = ValueBounds(f"0 or more GiB, up to {MOST_HOST_GIB:,}", lambda value: 0 <= value <= MOST_HOST_GIB)
 _GIB = 1 << 30
@@ -24,11 +24,11 @@ _GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSizes:
-    """An engine's sizes as far as they were given; None means as vLLM 0.32 serves by default, or as it was measured.
+    """An engine's sizes as given; None means vLLM 0.32's default, or the measured value.
 
-    `asynchronous` is vLLM's asynchronous scheduling: by default on for GPUs without pipeline stages, for a machine
-    measured by `headway profile` as it is served there. `host_blocks` is room for KV in host memory, in blocks of
-    the same size, or `host_kv_gib` in GiB, of which what is no whole block is left; none by default, as in vLLM.
+    `asynchronous` is vLLM's asynchronous scheduling: by default on for GPUs without pipeline stages; for a machine
+    measured by `headway profile`, as it is served there. `host_blocks` is room for KV in host memory, in blocks of the
+    device's size; `host_kv_gib` gives it in GiB, rounded down to whole blocks. The default is none, as in vLLM.
     """
 
     tp: Annotated[int, Setting("GPUs of an engine, tensor-parallel.", "N", COUNT)] = 1
@@ -91,12 +91,12 @@ class EngineSizes:
 
 
 def engine_limits(sizes: EngineSizes, name: str, calibration: Calibration) -> EngineLimits:
-    """The limits of one engine of this calibration: what was given, and vLLM's defaults for `name` else.
+    """The limits of one engine of this calibration: the given sizes, else vLLM's defaults for `name`.
 
-    Raises ConfigError for a size that is not accepted, for more seats than tokens a step, which vLLM refuses, or for a
+    Raises ConfigError for a size that is not accepted, for more seats than tokens a step (which vLLM refuses), or for a
     KV cache of less than one block. Reads a cost file.
     """
-    from headway.predict.steps.calibration import load_cost_file  # numpy: not for `--help`
+    from headway.predict.steps.calibration import load_cost_file  # imports numpy, too slow for `--help`
     from headway.predict.steps.hardware import GPU_BLOCK_TOKENS, is_cost_file
     from headway.sim.limits import EngineLimits
 
@@ -140,7 +140,7 @@ def engine_limits(sizes: EngineSizes, name: str, calibration: Calibration) -> En
 
 
 def _windowed_layout(tp: int, block_size: int, calibration: Calibration) -> KvLayout | None:
-    """How the model's layers share the KV cache; None where all of them keep all tokens."""
+    """How the model's layers share the KV cache; None if all of them keep all tokens."""
     from headway.predict.models.kv_groups import kv_layout_of
 
     model = calibration.model
@@ -148,12 +148,12 @@ def _windowed_layout(tp: int, block_size: int, calibration: Calibration) -> KvLa
 
 
 def host_blocks(gib: float, block_size: int, calibration: Calibration) -> int:
-    """The whole blocks of KV that so much host memory holds."""
+    """Whole blocks of KV that fit this host memory."""
     return int(gib * _GIB) // (block_size * calibration.kv_bytes_per_token)
 
 
 def _gpu_engine(name: str) -> EngineDefaults:
-    """`vllm serve` on a GPU. Source: vLLM 0.32, EngineArgs.get_batch_defaults."""
+    """vLLM's defaults on a GPU. Source: vLLM 0.32, EngineArgs.get_batch_defaults."""
     from headway.predict.steps.calibration import EngineDefaults
     from headway.predict.steps.hardware import hardware
 
@@ -166,7 +166,7 @@ def _gpu_engine(name: str) -> EngineDefaults:
 
 
 def _cpu_engine(world_size: int) -> EngineDefaults:
-    """vLLM's sizes on a CPU, for a cost file that says nothing of it. Source: as above."""
+    """vLLM's defaults on a CPU, for a cost file without any. Source: as above."""
     from headway.predict.steps.calibration import EngineDefaults
 
     return EngineDefaults(

@@ -1,4 +1,4 @@
-"""The cells of an experiment: policies, loads and seeds as a user writes them, and all their combinations."""
+"""The cells of an experiment: all combinations of the policies, loads and seeds that a user named."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headway.setting import Setting
 
 RANGE = ".."
 STEPS = 5
-"""Loads of a range, where nothing is said."""
+"""Default number of loads in a range."""
 MAX_LOADS = 1000
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class GridCell:
-    """One run: requests of `seed` arriving `load` times as fast, under `policy`."""
+    """One run: the requests of `seed`, arriving `load` times as fast, under `policy`."""
 
     policy: str
     load: float = 1.0
@@ -49,7 +49,7 @@ class PolicyGrid:
             raise ConfigError.of("seeds", self.num_seeds, "1 or more")
 
     def cells(self) -> list[GridCell]:
-        """Seed by seed, load by load, in the order the policies were named."""
+        """All cells, seed by seed, load by load, with policies in the given order."""
         return [
             GridCell(policy, load, seed)
             for seed, load, policy in product(self.seeds, self.loads, self.policies)
@@ -63,7 +63,7 @@ class PolicyGrid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """Parts put in place of every policy's own, and dials of those that have them; None: as the row says."""
+    """Parts and dials that replace those of every policy that has them; None keeps the policy's own."""
 
     order: Annotated[str | None, Setting("Part in place of every policy's.", "PART")] = None
     batching: Annotated[str | None, Setting("Part in place of every policy's.", "PART")] = None
@@ -78,16 +78,16 @@ class Parts:
         return bool(self.given())
 
     def given(self) -> dict[str, Any]:
-        """What is given, by name."""
+        """The given parts by name."""
         return {kind: part for kind, part in asdict(self).items() if part is not None}
 
 
 OWN_PARTS = Parts()
-"""Every policy as its row says."""
+"""Every policy with its own parts."""
 
 
 def parse_policies(text: str, flag: str = "policies") -> tuple[str, ...]:
-    """The names in `A,B,...`, as they are written; ConfigError, which names the flag, if there are none."""
+    """Parse `A,B,...`. Raises ConfigError, which names the flag, if there are no names."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     if not names:
         raise ConfigError.of(flag, repr(text), "names of the preset table, comma-separated")
@@ -95,10 +95,10 @@ def parse_policies(text: str, flag: str = "policies") -> tuple[str, ...]:
 
 
 def parse_loads(text: str, steps: int | None = None, *, name: str = "rate_scale") -> tuple[float, ...]:
-    """The loads that `X`, `A,B,C` or `A..B` (with `steps` of them, equally far apart; None: 5) stand for, rising.
+    """Parse `X`, `A,B,C` or `A..B` (with `steps` equidistant loads; None: 5); return the loads in ascending order.
 
-    Loads are rounded to six digits, as they appear in folder names. Raises ConfigError, with the setting's `name`, for
-    what is not a number above 0, a range that falls, loads that are the same, or steps without a range.
+    Loads are rounded to six digits, as in folder names. Raises ConfigError with the setting's `name` for values that
+    are not positive numbers, a falling range, repeated loads, or steps without a range.
 
     >>> parse_loads("0.5..1.5", 3)
     (0.5, 1.0, 1.5)
@@ -121,7 +121,7 @@ def _range(text: str, steps: int, name: str) -> list[float]:
         raise ConfigError.of("steps", f"{steps}; accepted with a range of loads: 2 to {MAX_LOADS}")
     low, high = (_load(text, part, name) for part in text.split(RANGE, 1))
     if not low < high:
-        raise ConfigError.of(name, repr(text), "a range that rises")
+        raise ConfigError.of(name, repr(text), "A..B with A below B, as 0.5..1.2")
     return [low + (high - low) * step / (steps - 1) for step in range(steps)]
 
 

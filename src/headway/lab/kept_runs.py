@@ -1,4 +1,4 @@
-"""Simulated runs that are done, in one file: each found by a digest of all that decides it."""
+"""Keeps finished simulated runs in one file, each under a digest of everything that determines its result."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from headway.whole_file import write_whole
 
 
 class Digested(Protocol):
-    """All that decides a run."""
+    """Everything that determines a run."""
 
     def digest(self) -> str:
-        """Tells apart any two runs that may differ, in what is asked for, the costs, or the release."""
+        """A digest that differs for any two runs that may differ, by their settings, costs, or release."""
         ...
 
 
@@ -37,7 +37,7 @@ _Run = TypeVar("_Run")
 
 
 class _Line(msgspec.Struct, Generic[ResultT], frozen=True):
-    """A line of the file."""
+    """One line of the file."""
 
     digest: str
     result: ResultT
@@ -45,9 +45,9 @@ class _Line(msgspec.Struct, Generic[ResultT], frozen=True):
 
 @dataclass(slots=True)
 class Kept(Generic[RunT, ResultT]):
-    """Runs that are done, a line each, written as it ends, so that a kill loses none of them.
+    """Finished runs, one line each, written as soon as they end, so that a kill loses none.
 
-    The same file serves any number of studies with results of one kind.
+    One file serves any number of studies with results of one kind.
     """
 
     root: Path
@@ -55,9 +55,9 @@ class Kept(Generic[RunT, ResultT]):
     done: dict[str, ResultT] = field(default_factory=dict)
 
     def load(self, kind: type[ResultT]) -> None:
-        """Take in what the file holds; a last line cut short by a kill is dropped.
+        """Read the file; a last line that a kill cut short is dropped.
 
-        Raises ConfigError if the file holds anything else or cannot be read.
+        Raises ConfigError if the file has anything else or cannot be read.
         """
         path = self.root / self.file
         if not path.exists():
@@ -78,12 +78,12 @@ class Kept(Generic[RunT, ResultT]):
             ) from error
 
     def result(self, run: RunT) -> ResultT | None:
-        """What a run came to; None if it is not done."""
+        """The result of a run; None if it is not done."""
         return self.done.get(run.digest())
 
     @contextmanager
     def adding(self) -> Iterator[Callable[[RunT, ResultT], None]]:
-        """A function that keeps one run more. Raises ConfigError if the folder cannot be written."""
+        """Yield a function that stores a finished run. Raises ConfigError if the folder cannot be written."""
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             file: BufferedWriter = (self.root / self.file).open("ab")
@@ -108,10 +108,10 @@ def run_kept(
     jobs: int | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Do the runs that are not kept yet, in up to `jobs` processes (None: one a core), and keep them.
+    """Run what is not kept yet, in up to `jobs` processes (None: one a core), and keep the results.
 
-    `work` is a function of a module. `tick` hears of each as it is kept. KeyboardInterrupt passes through with all
-    processes ended and what is done kept. The first run that raises ends the others.
+    `work` is a module-level function. `tick` is called for each kept run. KeyboardInterrupt passes through after all
+    processes have ended, with finished runs kept. The first run that raises ends the others.
     """
     todo = [run for run in runs if kept.result(run) is None]
     run_groups([(run,) for run in todo], kept, partial(only, work), jobs=jobs, tick=tick)
@@ -125,9 +125,9 @@ def run_groups(
     jobs: int | None = None,
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Run groups of runs; in a group one is done after another, since each may answer those behind it.
+    """Run groups of runs; within a group they run in order, since the result of one may answer later ones.
 
-    `work` is given a group and what the first of its runs came to, and says what the next one does.
+    `work` gets a group and the results of its first runs, and returns the result of the next.
     """
     with kept.adding() as add, closing(each_done(groups, work, jobs)) as found:
         for run, result in found:
@@ -136,7 +136,7 @@ def run_groups(
 
 
 def is_alone(groups: Sequence[Sequence[_Run]], jobs: int | None) -> bool:
-    """Whether this process does the runs itself: where there is but one job, or one group."""
+    """Whether this process does the runs itself: with one job, or one group."""
     return min(jobs or os.cpu_count() or 1, len(groups)) <= 1
 
 
@@ -145,7 +145,7 @@ def each_done(
     work: Callable[[Sequence[_Run], Sequence[ResultT]], ResultT],
     jobs: int | None,
 ) -> Generator[tuple[_Run, ResultT], None, None]:
-    """Each run and what it came to, as it is done, here or in up to `jobs` processes."""
+    """Yield each run with its result as it finishes, here or in up to `jobs` processes."""
     do = partial(_one_more, work)
     begun: list[_Begun[_Run, ResultT]] = [(group, ()) for group in groups]
     if is_alone(groups, jobs):
@@ -158,11 +158,11 @@ def each_done(
 
 
 _Begun = tuple[Sequence[_Run], Sequence[ResultT]]
-"""A group, and what the first of its runs came to."""
+"""A group, and the results of its first runs."""
 
 
 def only(work: Callable[[_Run], ResultT], runs: Sequence[_Run], results: Sequence[ResultT]) -> ResultT:
-    """What the next run of a group comes to where none answers another."""
+    """The next run's result in groups whose runs are independent."""
     return work(runs[len(results)])
 
 
@@ -191,18 +191,18 @@ def _here(
 
 @lru_cache(maxsize=1)
 def release() -> str:
-    """The version of this package: another one's runs may differ."""
+    """This package's version, since results may differ between versions."""
     return version("headway")
 
 
 Manifest = Mapping[str, object]
-"""All that decides the results, as plain data."""
+"""Everything that determines the results, as plain data."""
 
 
 def open_folder(path: Path, wanted: Manifest, kind: str) -> None:
-    """Make the folder of a manifest, the file `path`, or go on with it.
+    """Make the folder of a manifest (the file `path`), or continue in it.
 
-    Raises ConfigError if it holds anything but the very same `kind` of experiment, or cannot be written.
+    Raises ConfigError if it has anything except the very same `kind` of experiment, or cannot be written.
     """
     folder = path.parent
     try:

@@ -1,4 +1,4 @@
-"""A paper whose experiments can be repeated: what every one is asked with, and how the installed ones are found."""
+"""Papers whose experiments can be repeated: their protocol, and how installed ones are found."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from headway.results.study import Study
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PaperRequest:
-    """How much of a paper is repeated, in how many processes, and where what is done is kept.
+    """How much of a paper to repeat, in how many processes, and where results are kept.
 
-    `data` is the folder of shared data, for papers that can use it; None: where it usually lies, if it is there.
+    `data` is the folder of shared data, for papers that can use it; None: the default place, if it exists.
     """
 
     root: Path
@@ -27,7 +27,7 @@ class PaperRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """How much there is to run: simulated runs, those kept of them, and about how many seconds the others take."""
+    """The amount of work: simulated runs, how many of them are kept, and roughly the seconds for the others."""
 
     runs: int
     kept: int
@@ -35,33 +35,33 @@ class Size:
 
 
 Tick = Callable[[], None]
-"""Hears of each run as it is done."""
+"""Called for each finished run."""
 Tell = Callable[[str], None]
-"""Hears in a line what else is going on."""
+"""Called with a line about other progress."""
 
 
 class Paper(Protocol):
     """One paper's experiments."""
 
     def size(self, request: PaperRequest) -> Size:
-        """How much there is to run. Raises ConfigError for a folder that holds something else."""
+        """The amount of work. Raises ConfigError for a folder with something else."""
         ...
 
     def reproduce(self, request: PaperRequest, tick: Tick, tell: Tell) -> Study:
-        """Run what is not kept yet, and say what came out.
+        """Run what is not kept yet, and report the results.
 
-        KeyboardInterrupt passes through, with what is done kept. Raises ConfigError as `size` does.
+        KeyboardInterrupt passes through, with finished runs kept. Raises ConfigError as `size` does.
         """
         ...
 
 
 GROUP = "headway.papers"
-"""Entry points: a paper's name and the class that repeats it."""
+"""Entry point group: a paper's name and its class."""
 ALL = "all"
 
 
 def papers(name: str) -> dict[str, Paper]:
-    """The paper of that name, or every one for `all`. Raises ConfigError with the names that are accepted."""
+    """The paper of that name, or all papers for `all`. Raises ConfigError with the accepted names."""
     found = {point.name: point for point in entry_points(group=GROUP)}
     if not found:
         raise ConfigError(

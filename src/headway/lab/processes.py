@@ -1,4 +1,4 @@
-"""Work spread over few processes, all of which end with this one."""
+"""Spreads work over a few processes, all of which end with this one."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def in_processes(
     *,
     then: Callable[[_Done], _Item | None] = lambda done: None,
 ) -> Generator[_Done, None, None]:
-    """What `work` makes of each item, as it comes, in up to `jobs` processes.
+    """Yield `work`'s result for each item as it finishes, in up to `jobs` processes.
 
-    Where `then` makes another item of what was done, that is next, before those that have not begun.
-    They are started afresh (spawn), so that nothing of this process leaks into them, and end with it, even if it is
-    killed. Raises SimulationError if one of them is killed from outside.
+    If `then` returns a follow-up item for a result, that runs before items that have not begun. The processes are
+    spawned afresh, so that no state of this process leaks into them, and end with it even if it is killed. Raises
+    SimulationError if one of them is killed from outside.
     """
     workers, waiting = min(jobs, len(items)), iter(items)
     executor = ProcessPoolExecutor(
@@ -56,15 +56,15 @@ def in_processes(
             "What is done is kept"
         ) from None
     finally:
-        # Waits for the executor's own thread alone, as the workers have ended: left behind, it closes the pipe
-        # that Python writes to at exit, now and then just before.
+        # Waits only for the executor's own thread, as the workers have ended. If it were left, it might close a pipe to
+        # which Python writes at exit.
         executor.shutdown(cancel_futures=True)
 
 
 def _submit(executor: ProcessPoolExecutor, work: Callable[[_Item], _Done], item: _Item) -> Future[_Done]:
-    """Hand an item in; a process that is started for it inherits that Ctrl-C is blocked, until it ignores it itself.
+    """Submit an item. A process started for it inherits blocked signals, until it ignores Ctrl-C itself.
 
-    Interrupted in the second that its imports take, it would end with a traceback.
+    Otherwise a Ctrl-C during the second of its imports would print a traceback.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
@@ -75,15 +75,15 @@ def _submit(executor: ProcessPoolExecutor, work: Callable[[_Item], _Done], item:
 
 def _begin() -> None:
     Thread(target=_end_with_parent, daemon=True).start()
-    # What was left out of a trace has been said by the parent, which read it first.
+    # The parent has read the trace first and given the warnings about it.
     logging.getLogger("headway.traces").setLevel(logging.ERROR)
-    # Ctrl-C reaches every process of a terminal; the first one decides about the others.
+    # Ctrl-C reaches every process of a terminal; the first process decides for all.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def _end_with_parent() -> None:
-    """Wait for the parent's end: one that is killed ends no worker, and they would wait for work for ever."""
+    """End this process when its parent ends: a killed parent ends no worker, and workers would wait for ever."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -92,7 +92,7 @@ def _end_with_parent() -> None:
 
 @contextmanager
 def _ended_on_error() -> Iterator[None]:
-    """End the processes started inside if it does not come to its end: a cell can take minutes."""
+    """End the processes started inside the block if it fails, since a cell can take minutes."""
     before = multiprocessing.active_children()
     try:
         yield

@@ -1,4 +1,4 @@
-"""A trace on the live engine in this process, under any scheduler: what each request and each step took."""
+"""Serves a trace on the live engine in this process, under any scheduler, and measures each request and step."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from headway.sim.lengths import LengthSource
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 VOCABULARY = range(10, 1000)
-"""Token ids of made-up prompts; every model has these."""
+"""Token ids of generated prompts; every model has these."""
 NAP_S = 0.002
-"""How long an idle engine waits at most before it looks for arrivals again."""
+"""Longest sleep of an idle engine before it looks for arrivals again."""
 START_MARGIN_S = 0.1
 _ANSWERED = ("stop", "length", "repetition")
-"""vLLM's reasons for the end of an answer; the others are those of a request that was given up."""
+"""vLLM's finish reasons of complete answers; other reasons mean that the request was given up."""
 
 # ---- the loop: requests are added when they are due, and the engine takes its turns --------------------
 
 
 class EngineClock(Protocol):
-    """The time that an engine goes by, in seconds of a stream; `speed` times as fast as the machine's."""
+    """The clock of an engine, in seconds of a stream; runs `speed` times as fast as the machine's."""
 
     speed: float
 
@@ -52,7 +52,7 @@ class EngineClock(Protocol):
 
 
 class WallTime:
-    """The machine's time: an idle engine sleeps."""
+    """The machine's clock: an idle engine sleeps."""
 
     speed = 1.0
 
@@ -72,7 +72,7 @@ class WallTime:
         time.sleep(min(NAP_S, max(0.0, until_s - self.now_s())))
 
     def stepped(self) -> None:
-        """A step costs nothing but its time."""
+        """Nothing: time passes by itself."""
 
 
 def turns(
@@ -81,12 +81,12 @@ def turns(
     clock: EngineClock,
     feed: PredictionFeed | None = None,
 ) -> Iterator[bool]:
-    """Begin the clock and add each request when it is due; ask for a turn of the engine until all have ended.
+    """Add each request when it is due, and yield for each turn of the engine until all have ended.
 
-    Says whether the engine has had work ever since the turn before. The scheduler goes by the clock too.
+    Yields whether the engine has had work since the previous turn. The scheduler uses the same clock.
     """
     pending = deque(made)
-    engine.scheduler.clock = clock.now_s  # vLLM's own has no use for it
+    engine.scheduler.clock = clock.now_s  # vLLM's own scheduler ignores it
     clock.begin()
     awaited = False
     while pending or engine.busy:
@@ -107,18 +107,18 @@ def turns(
 
 
 def _wall_s(clock: EngineClock, at_s: float) -> float:
-    """The wall clock, by which vLLM stamps arrivals, at a time of the stream."""
+    """The wall clock time, with which vLLM stamps arrivals, for a time of the stream."""
     return time.time() - (clock.now_s() - at_s)
 
 
-# ---- a stream under any scheduler, told by the answers ---------------------------------------------------
+# ---- a stream under any scheduler, measured by its answers -----------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """One request: its place in the stream, how many tokens came, and when, in seconds of the run.
+    """One request: its position in the stream, its number of tokens, and when they came, in seconds of the run.
 
-    `given_up` says why, where the engine ended it before its answer was whole; a first token it may never have had.
+    `given_up` is the reason if the engine ended the request before its answer was complete; it may have no first token.
     """
 
     number: int
@@ -145,11 +145,11 @@ def serve(
     on_tokens: Callable[[str, int, float], None] = lambda request_id, tokens, now_s: None,
     after_step: Callable[[float], None] = lambda now_s: None,
 ) -> list[ServedRequest]:
-    """Serve a stream (in order of arrival) under the scheduler that is in, until all requests have ended.
+    """Serve a stream (in order of arrival) under the installed scheduler until all requests have ended.
 
-    With a `clock` of its own, all times, the scheduler's too, are by that. With `own_stops` the model ends its answers
-    itself; `lengths` predicts each as its request is added. `on_tokens` hears of which request how many tokens came,
-    and when; `after_step` hears the time after every step.
+    With a `clock` of its own, all times use that, the scheduler's too. With `own_stops` the model ends its answers
+    itself; `lengths` predicts each when its request is added. `on_tokens` receives a request's position, its number of
+    new tokens, and the time; `after_step` the time after every step.
     """
     made = made_requests(engine, requests, seed, own_stops=own_stops)
     feed = PredictionFeed(lengths, [request for request, _ in made], engine.max_model_len)
@@ -183,19 +183,19 @@ def serve(
 
 
 def served_rps(served: Sequence[ServedRequest]) -> float:
-    """Requests a second up to the last one's end: capacity, where all were there at once."""
+    """Requests a second up to the last one's end: the capacity, if all arrived at once."""
     return len(served) / max(each.finished_s for each in served)
 
 
-# ---- a stream under Headway's scheduler, told by its records ---------------------------------------------
+# ---- a stream under Headway's scheduler, measured by its records -----------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ServedStep:
-    """A step of a run: when it began, in seconds of the run, and the time since the step before if it was awaited.
+    """One step of a run: its start in seconds of the run, and the gap since the step before.
 
-    `gap_s` is what the loop spent between two steps with work at hand (taking in requests, for one); None
-    for the first step after an idle engine.
+    `gap_s` is the time between two steps with work at hand (for taking in requests, for one); None for the first step
+    after an idle engine.
     """
 
     start_s: float
@@ -205,7 +205,7 @@ class ServedStep:
 
 @dataclass(slots=True)
 class RealRun:
-    """What happened; times count from the run's start, at which the trace's clock is 0."""
+    """The results; times count from the run's start, at which the trace's clock is 0."""
 
     records: list[Record] = field(default_factory=list)
     steps: list[ServedStep] = field(default_factory=list)
@@ -222,13 +222,12 @@ def run_real(
 ) -> RealRun:
     """Serve `requests` (in order of arrival), each added when it is due, until all have ended.
 
-    The scheduler is made anew, with an empty prefix cache. Outputs have the trace's lengths; policies see the
-    limit that a request declares, else the model's. With `own_stops` requests are served with their own prompts, and
-    their answers end where the model ends them, at the limit at the latest. `lengths` predicts each answer as its
-    request is added, in this loop, so it should be fast. A request that the engine hands off unstarted is asked once
-    more, to stay, with what is left of its targets, as behind a gateway with no other instance; its records are the
-    move's and the end's, both under its own id. Takes as long as the trace and its backlog. Raises ConfigError for
-    `own_stops` where a request has no prompt.
+    Installs a fresh scheduler with an empty prefix cache. Outputs have the trace's lengths; policies see the limit that
+    a request declares, else the model's. With `own_stops` requests have their own prompts, and the model ends their
+    answers, at the limit at the latest. `lengths` predicts each answer when its request is added, inside this loop, so
+    it should be fast. A request that the engine hands off unstarted is submitted once more, to stay, with its remaining
+    targets, as behind a gateway without another instance; its two records, of the move and of the end, have its own id.
+    Takes as long as the trace and its backlog. Raises ConfigError for `own_stops` if a request has no prompt.
     """
     engine.schedule_with(settings)
     run = RealRun()
@@ -260,7 +259,7 @@ def run_real(
 
 
 class Returning:
-    """Asks once more, under another id, for what the engine hands off unstarted; the records keep the first."""
+    """Resubmits, under another id, what the engine hands off unstarted; the records keep the original id."""
 
     def __init__(self, engine: SteppedEngine, made: Iterable[tuple[TraceRequest, Any]]) -> None:
         self._engine = engine
@@ -272,7 +271,7 @@ class Returning:
         self._given_up: list[Record] = []
 
     def ended(self, record: Record) -> Record:
-        """The record under the id, arrival and targets of the request it is of."""
+        """The record with the id, arrival and targets of the original request."""
         move = self._moves.pop(record.id, None)
         if move is not None:
             return whole((move, record))
@@ -281,7 +280,7 @@ class Returning:
         return record
 
     def ask_again(self, clock: EngineClock) -> None:
-        """Add those given up since the last call, as arriving when they were given up."""
+        """Submit those given up since the last call, with the time at which they were given up as arrival."""
         given_up, self._given_up = self._given_up, []
         for move in given_up:
             request, made = self._made[move.id]
@@ -304,7 +303,7 @@ class Returning:
 
 
 class PredictionFeed:
-    """Puts predictions on requests as they are added, and teaches their source; does nothing without one."""
+    """Attaches predictions to requests as they are added, and teaches their source; does nothing without one."""
 
     def __init__(
         self, lengths: LengthSource | None, requests: Iterable[TraceRequest], max_model_len: int
@@ -314,7 +313,7 @@ class PredictionFeed:
         self._requests = {} if lengths is None else {request.id: request for request in requests}
 
     def arrives(self, request: TraceRequest, made: Any) -> None:
-        """Say how long the answer will probably be, in the hints of the engine's own request."""
+        """Put the predicted answer length into the hints of the engine's request."""
         if self._lengths is None:
             return
         estimate = self._lengths.predict(request, output_limit(request, self._max_model_len))
@@ -323,7 +322,7 @@ class PredictionFeed:
             sampling.extra_args = {**(sampling.extra_args or {}), **length_hints(estimate)}
 
     def ended(self, request_id: str, output_tokens: int, *, finished: bool) -> None:
-        """Tell how long an answer was if it came to its end."""
+        """Report the length of an answer that came to its end."""
         if self._lengths is not None:
             # A request that was given up unstarted has no token, and teaches nothing.
             request = replace(self._requests[request_id], output_tokens=max(1, output_tokens))
@@ -333,9 +332,9 @@ class PredictionFeed:
 def made_requests(
     engine: SteppedEngine, requests: Iterable[TraceRequest], seed: int | str, *, own_stops: bool
 ) -> list[tuple[TraceRequest, Any]]:
-    """Each request with the engine's own, of its priority, made ahead of time as the API server's process would.
+    """Each request with the engine's own, made in advance as the API server's process would.
 
-    With `own_stops` its prompt is the trace's, and counted anew. Raises ConfigError where it has none.
+    With `own_stops` the prompt is the trace's, tokenized anew. Raises ConfigError if there is none.
     """
     longest = engine.max_model_len
     made = []
@@ -355,7 +354,7 @@ def made_requests(
 
 
 def own_prompt(request: TraceRequest) -> str:
-    """The prompt that the trace has; ConfigError if it has none."""
+    """The trace's prompt. Raises ConfigError if there is none."""
     if request.prompt is None:
         raise ConfigError(
             f"request {request.id!r} has no prompt, so the model cannot decide how long its answer is; accepted: "
@@ -365,12 +364,12 @@ def own_prompt(request: TraceRequest) -> str:
 
 
 def output_limit(request: TraceRequest, max_model_len: int) -> int:
-    """The most tokens an answer may have: what the request declares, else what the model's context leaves."""
+    """The most tokens of an answer: the request's limit, else what the model's context leaves."""
     return request.max_output_tokens or max_model_len - request.input_tokens
 
 
 def _hints(request: TraceRequest, max_model_len: int) -> Hints:
-    """What a client says of the request: targets, tenant, program and the output's limit, never its length."""
+    """What a client states about a request: targets, tenant, program and the output's limit, never its length."""
     hints: Hints = {**target_hints(request.slo), MAX_OUTPUT_TOKENS: output_limit(request, max_model_len)}
     if request.tenant:
         hints[TENANT] = request.tenant
@@ -380,7 +379,7 @@ def _hints(request: TraceRequest, max_model_len: int) -> Hints:
 
 
 def prompt_ids(request: TraceRequest, seed: int | str) -> list[int]:
-    """Made-up token ids of the prompt's length; requests share them as far as their prefix blocks agree."""
+    """Generated token ids of the prompt's length; requests share them as far as their prefix blocks agree."""
     ids: list[int] = []
     for block in request.prefix_blocks:
         ids += random.Random(f"{seed} block {block}").choices(VOCABULARY, k=MOONCAKE_BLOCK_TOKENS)

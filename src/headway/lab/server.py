@@ -1,4 +1,4 @@
-"""Servers for an experiment: started on this machine, ready when they are asked, and gone afterwards."""
+"""Servers for an experiment: started on this machine, awaited until ready, and ended afterwards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def free_port() -> int:
 
 
 def why_not_ready(error: UpstreamError | str, log: Path) -> str:
-    """The error with what the log of what was started says last of one, and where the log is."""
+    """The error, the last lines of the log, and the log's path."""
     with log.open("rb") as lines:
         told = [found for found in map(error_told, lines) if found]
     return f"{error}{f': {told[-1]}' if told else ''}; its messages are in {log}"
@@ -46,9 +46,9 @@ def why_not_ready(error: UpstreamError | str, log: Path) -> str:
 def vllm_server(
     command: ServerCommand, address: tuple[str, int], log: Path, *, name: str
 ) -> Iterator[ServerProcess]:
-    """One vLLM server that answers; it ends with the block.
+    """Run one vLLM server until the block ends.
 
-    Raises UpstreamError, which begins with `name`, if the server does not get ready.
+    Raises UpstreamError, which begins with `name`, if the server does not become ready.
     """
     with log.open("wb") as output, ServerProcess(command.arguments, address, log=output) as server:
         try:
@@ -60,16 +60,16 @@ def vllm_server(
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A running server: where it is, and the process that it and its descendants are."""
+    """A running server: its URL, and the process at the top of its process tree."""
 
     url: str
     pid: int
 
 
 class CommandProcess:
-    """A command that serves on a port, and every process it started. All end with this process if that is killed.
+    """A command that serves on a port, with all of its processes. All end with this process, even if that is killed.
 
-    What the command says is added to `log`. `name` begins the error of one that does not get ready.
+    The command's output is appended to `log`. `name` begins the error if it does not become ready.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class CommandProcess:
 
     @property
     def exit_code(self) -> int | None:
-        """The command's, once it has ended."""
+        """The command's exit code, once it has ended."""
         return self._process.poll()
 
     def wait_ready(self, ready: str | Callable[[str], bool], timeout_s: float) -> None:
-        """Return once a path of the command answers, or a function of its URL says so.
+        """Wait until a path of the command answers, or a function of its URL says so.
 
-        Raises UpstreamError if the command ends before or takes too long, with what its log says of it.
+        Raises UpstreamError, with the end of its log, if the command ends before or takes too long.
         """
         deadline_s = time.monotonic() + timeout_s
         while not (_answers(self._port, ready) if isinstance(ready, str) else ready(self.url)):
@@ -114,7 +114,7 @@ class CommandProcess:
             time.sleep(_POLL_S)
 
     def end(self, number: int = signal.SIGTERM, timeout_s: float = END_S) -> int:
-        """Ask the command to end, as its user would; its exit code. What is left after a while is killed."""
+        """Ask the command to end, as its user would; return its exit code. What is left after a while is killed."""
         self._process.send_signal(number)
         try:
             return self._process.wait(timeout_s)
@@ -136,10 +136,10 @@ def command_server(
     ready: str | Callable[[str], bool] = "/health",
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[RunningServer]:
-    """What a command serves on a port, once it is ready: a path of it answers, or a function of its URL says so.
+    """Run a command that serves on a port; yield when it is ready: a path answers, or a function of its URL says so.
 
-    The command and every process it started end with the block, and with this process if that is killed. Raises
-    UpstreamError if the command does not get ready, with what its log says of it.
+    The command and all of its processes end with the block, and with this process if that is killed. Raises
+    UpstreamError, with the end of its log, if the command does not become ready.
     """
     log.unlink(missing_ok=True)
     process = CommandProcess(command, port, log, name=name, environment=environment)

@@ -1,10 +1,10 @@
-"""A second policy on a live queue, without acting: what the requests of the last minutes would have come to.
+"""Simulates other policies on the recent requests of a live server, without acting on it.
 
-A policy's decisions change what comes after them, so a shadow that only compared plans would say little. Here the
-requests that an engine really had, with the lengths that their answers really had, are served again by the simulator,
-with a step law fitted to that engine's own steps: once under the live policy and once under each shadow. The two
-simulations are compared with each other. A simulation of the live policy that is far from what was seen describes
-another server: then no shadow is simulated, and the report says what was off.
+A policy's decisions change what happens after them, so comparing single plans would say little. Instead the simulator
+serves the engine's real requests again, with their real answer lengths, and a step law fitted to that engine's steps:
+once under the live policy and once under each shadow. The simulations are compared with each other. If the simulated
+live policy is far from what was observed, the simulation describes another server: then no shadow is simulated, and the
+report says what was off.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ from headway.statistics import mean_of_known
 LIVE = "live"
 CONTROL = "live policy, simulated"
 SHARES_APART = 0.1
-"""How far goodput, and the share that finished, may be simulated from what was seen, of 1."""
+"""Largest difference between simulated and observed goodput, or share of finished requests."""
 JCT_OFF = 1 / 3
-"""How far mean JCT may be simulated from what was seen, of what was seen."""
+"""Largest relative difference between simulated and observed mean JCT."""
 _JUDGED = frozenset({Outcome.FINISHED, Outcome.EXPIRED, Outcome.SHED, Outcome.FAILED})
 _ASSUMED_BYTES_PER_S = 10e9
-"""Of a copy to or from the host, where the engine has made none."""
+"""Assumed bytes a second of copies to and from the host, if the engine has made none."""
 
 
 def shadow_report(
     feeds: Sequence[Feed], policies: Sequence[str], window_s: float, *, at: float = 0.0
 ) -> ShadowState:
-    """What the engines' requests of the last `window_s` came to, and would have come to under each of `policies`.
+    """Report what the engines' requests of the last `window_s` came to, and would have come to under `policies`.
 
-    `at` is now, in seconds since 1970. Engines that are new, or have run too few steps to tell what one takes, are left
-    out. Each engine keeps the requests it had; those that came up to as long before the window are served too, so that
-    it does not begin empty. Where too little is known for that, the window is the later half of what came. Where the
-    live policy simulated is far from what was seen, no policy of `policies` has figures, and `cannot_judge` says why.
-    Seconds: two simulations of twice the window for one shadow. Raises ConfigError where too little is known yet.
+    `at` is now, in seconds since 1970. Engines that are new, or have run too few steps for a step law, are left out.
+    Each engine keeps its requests; those that arrived up to as long before the window are simulated too, so that it
+    does not begin empty. If too little is known for that, the window is the later half of what is known. If the
+    simulated live policy is far from what was observed, `policies` have no figures, and `cannot_judge` says why. Takes
+    seconds: for one shadow, two simulations of twice the window. Raises ConfigError while too little is known.
     """
     known = _known(feeds)
     asked_s, window_s = window_s, min(window_s, *(feed.whole_window_s for feed, _ in known))
@@ -62,7 +62,7 @@ def shadow_report(
             found[name] = _of_all(_served(world, policy) for world in worlds)
         except HeadwayError as error:
             failed[name] = str(error)
-        except Exception as error:  # a policy on trial may do anything; the others are reported all the same
+        except Exception as error:  # a policy on trial may raise anything; the others are still reported
             failed[name] = f"it raised {type(error).__name__}: {error}"
 
     serve(CONTROL, None)
@@ -84,9 +84,9 @@ def shadow_report(
 
 
 def why_no_verdict(figures: Mapping[str, ShadowFigures], requests: int) -> str | None:
-    """How the live policy simulated is too far from what was seen to judge other policies by; None if it is near.
+    """Why the simulated live policy is too far from what was observed to judge other policies; None if it is near.
 
-    `figures` are of LIVE and CONTROL, over so many `requests`.
+    `figures` has LIVE and CONTROL, over this many `requests`.
     """
     live, control = figures[LIVE], figures.get(CONTROL)
     if control is None:
@@ -109,7 +109,9 @@ def why_no_verdict(figures: Mapping[str, ShadowFigures], requests: int) -> str |
 
 
 def _of_all(by_engine: Iterable[Sequence[Record]]) -> list[Record]:
-    """The records of all engines, named by them too: two engines may have served requests of one id."""
+    """The records of all engines, with the engine in their ids, since two engines may have served requests of one
+    id.
+    """
     return [
         replace(record, id=f"{number}/{record.id}")
         for number, records in enumerate(by_engine)
@@ -145,7 +147,7 @@ def _column(records: Sequence[Record], shared: set[str]) -> ShadowFigures:
 
 @dataclass(frozen=True, slots=True)
 class _World:
-    """An engine's simulated likeness, the error of its step law, and those of its requests that are judged, by id."""
+    """An engine's simulated model, the error of its step law, and its judged requests by id."""
 
     feed: Feed
     engine: EngineFacts
@@ -155,7 +157,7 @@ class _World:
 
 
 def _known(feeds: Iterable[Feed]) -> list[tuple[Feed, EngineFacts]]:
-    """The engines of which enough is known; one that idles does not keep the others from being reported."""
+    """The engines of which enough is known; an idle one does not prevent a report on the others."""
     answered = [(feed, feed.engine) for feed in feeds if feed.engine is not None]
     if not answered:
         raise ConfigError("no engine has answered yet")
@@ -171,16 +173,16 @@ def _world(feed: Feed, engine: EngineFacts, window_s: float) -> _World:
 
 
 def fleet_system(feeds: Sequence[Feed]) -> tuple[EngineFacts, System]:
-    """The engine that all are like, and what serves as it does: of the one whose steps are known best.
+    """The engine that represents all, and its simulated system, fitted to the one with the most known steps.
 
-    Raises ConfigError where too little is known of all of them.
+    Raises ConfigError if too little is known of all of them.
     """
     feed, engine = max(_known(feeds), key=lambda known: len(known[0].steps))
     return engine, _likeness(feed, engine)[0]
 
 
 def _likeness(feed: Feed, engine: EngineFacts) -> tuple[System, float]:
-    """What serves as the engine does, and the median error of its step law."""
+    """A system that simulates the engine, and the median error of its step law."""
     rows = list(feed.steps)
     fit = fit_step_time(rows)
     limits = engine.limits
@@ -200,10 +202,11 @@ def _likeness(feed: Feed, engine: EngineFacts) -> tuple[System, float]:
 
 
 def _true_mean(rows: Sequence[tuple[BatchShape, float]], law: StepTimeLaw) -> float:
-    """What steps took over what the law says, which follows the typical one, while a queue is as long as all of them.
+    """Total measured over total predicted step time, since a queue depends on the sum of all steps, not the typical
+    one.
 
-    Without the one in a hundred that was slowest beside the law: few steps are known, and a machine that once stood
-    still would do so in every simulated minute. For the same reason no noise is drawn.
+    Leaves out the slowest hundredth, relative to the law: few steps are known, and a single stall would recur in every
+    simulated minute. For the same reason no noise is drawn.
     """
     pairs = sorted(
         ((took_s, law.step_s(shape)) for shape, took_s in rows), key=lambda pair: pair[0] / pair[1]
@@ -213,7 +216,7 @@ def _true_mean(rows: Sequence[tuple[BatchShape, float]], law: StepTimeLaw) -> fl
 
 
 def _judged(feed: Feed, window_s: float) -> dict[str, Told]:
-    """The requests of the window by id; of two with one id the last."""
+    """The requests of the window by id; for a repeated id, the last one."""
     from_s = feed.now_s - window_s
     return {one.id: one for one in feed.ended if one.arrival_s >= from_s and one.outcome in _JUDGED}
 
@@ -228,7 +231,7 @@ def _copies(engine: EngineFacts, block_bytes: int, *, out: bool) -> TransferMode
 
 
 def _served(world: _World, policy: str | None) -> list[Record]:
-    """The records of the judged requests under a policy (None: the live one), with all the others beside them."""
+    """The records of the judged requests under a policy (None: the live one), simulated together with all others."""
     requests, estimates = trace_of((*world.feed.ended, *world.feed.live))
     found: list[Record] = []
 

@@ -1,4 +1,4 @@
-"""What engines tell a shadow of their requests and steps, put together."""
+"""Collects what engines report to a shadow about their requests and steps."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headway.lab.grid import Parts
 from headway.sim.limits import EngineLimits
 
 FIRST = "0-0"
-"""What is asked for at first; each answer says what to ask for next."""
+"""The counts to ask with at first; each answer contains the next."""
 MOST_REQUESTS = 20_000
 MOST_STEPS = 4_000
 
 
 class Told(msgspec.Struct, kw_only=True):
-    """A request as its engine tells of it. Times are seconds of the engine's clock."""
+    """A request as its engine reports it. Times are seconds of the engine's clock."""
 
     id: str
     arrival_s: float
@@ -46,11 +46,11 @@ class Told(msgspec.Struct, kw_only=True):
 
     @property
     def estimate(self) -> LengthEstimate | None:
-        """How long its answer was predicted to be."""
+        """The predicted length of its answer."""
         return None if self.predicted is None else LengthEstimate(*self.predicted)
 
     def record(self) -> Record:
-        """What became of it, as a record. Of an ended one only."""
+        """The record of an ended request."""
         assert self.outcome is not None, "a live request has no record"
         return Record(
             id=self.id,
@@ -66,8 +66,10 @@ class Told(msgspec.Struct, kw_only=True):
 
 
 class EngineFacts(msgspec.Struct, kw_only=True):
-    """An engine's policy and sizes, and seconds of a copy of one block and of `copied_blocks`, out and in (0: none
-    was seen). `priority_first`: it serves by vLLM's `--scheduling-policy priority`, whatever the policy.
+    """An engine's policy and sizes, and the seconds of copying one block and `copied_blocks`, out and in (0: none was
+    seen).
+
+    `priority_first`: it runs with vLLM's `--scheduling-policy priority`, under whatever policy.
     """
 
     policy: str
@@ -79,7 +81,7 @@ class EngineFacts(msgspec.Struct, kw_only=True):
 
 
 class Window(msgspec.Struct, kw_only=True):
-    """One answer of an engine. `steps` are seconds and the six sums of a batch shape."""
+    """One answer of an engine. `steps` are the seconds and the six sums of a batch shape."""
 
     now_s: float
     next: Annotated[str, msgspec.Meta(pattern=r"^[0-9]{1,18}-[0-9]{1,18}$")]
@@ -93,8 +95,8 @@ class Window(msgspec.Struct, kw_only=True):
 
 
 class Feed:
-    """One engine's answers, put together: at most MOST_REQUESTS ended requests, none that came more than `keep_s` ago,
-    and MOST_STEPS steps.
+    """One engine's answers, combined: at most MOST_REQUESTS ended requests, none older than `keep_s`, and
+    MOST_STEPS steps.
     """
 
     def __init__(self, keep_s: float) -> None:
@@ -115,9 +117,9 @@ class Feed:
         self.engine: EngineFacts | None = None
 
     def take(self, answer: dict[str, Any], heard_s: float = 0.0) -> None:
-        """Add an answer, heard at this time of the listener's clock; a restarted engine's begins anew.
+        """Add an answer received at `heard_s` of the listener's clock; a restarted engine begins a new history.
 
-        Raises UpstreamError for what is no answer.
+        Raises UpstreamError for an invalid answer.
         """
         try:
             window = msgspec.convert(answer, Window)
@@ -144,22 +146,25 @@ class Feed:
             self._gaps.popleft()
 
     def _earliest_end_s(self) -> float:
-        """When the first known request ended: some that ended before are unknown; all that came since are known."""
+        """When the first known request ended. Requests that ended before may be unknown; all that arrived later are
+        known.
+        """
         return next((one.finished_s for one in self.ended if one.finished_s is not None), self.now_s)
 
     @property
     def reach_s(self) -> float:
-        """Seconds back for which all arrivals are known, but for `missed`; infinite from an engine's first request on.
+        """For how many seconds back all arrivals are known, except `missed`; infinite from an engine's first request
+        on.
 
-        An engine keeps its last ended requests alone, so that its first answer may begin in the middle.
+        An engine keeps only its last ended requests, so its first answer may begin in the middle.
         """
         return self.now_s - self._whole_from_s
 
     @property
     def whole_window_s(self) -> float:
-        """Seconds of the longest window that does not begin empty: the later half of what came as far as `reach_s`.
+        """The longest window that does not begin with an empty queue: the later half of what `reach_s` covers.
 
-        What came in the first half leads up to it; times after the last arrival are in no half.
+        Requests of the first half lead up to it; times after the last arrival belong to neither half.
         """
         arrivals_s = (one.arrival_s for one in (*self.ended, *self.live))
         last_s = max(arrivals_s, default=self.now_s)
@@ -167,7 +172,7 @@ class Feed:
 
     @property
     def missed(self) -> int:
-        """Requests that ended between two answers and were in neither, as far back as ended ones are kept."""
+        """Requests that ended between two answers and were in neither, for as long as ended ones are kept."""
         return sum(count for _, count in self._gaps)
 
 

@@ -1,4 +1,4 @@
-"""Requests that engines told of, served again: by one engine's likeness, or by a fleet of any size."""
+"""Serves reported requests again, in a simulation of one engine or of a fleet of any size."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from headway.statistics import median
 from headway.traces import TraceRequest
 
 MOST_REPLAYED = 800
-"""Requests of a replay. Of a busier fleet some instances are replayed, with their share of the requests; one at least,
-whatever its share: in a shorter time, a queue that grows slowly would not be seen to.
+"""Requests in a replay. Of a busier fleet only some instances are replayed, with their share of the requests, and
+at least one, whatever its share: a shorter time would not show a queue that grows slowly.
 """
 
 
 def policy_factory(engine: EngineFacts, policy: str | None) -> PolicyFactory:
-    """Makes a policy of this name for an engine; the one it has for None."""
+    """A factory of the named policy for an engine; None: the policy it has."""
     name, parts = (engine.policy, engine.parts.given()) if policy is None else (policy, {})
     preset = find_preset(name, **parts)
     return lambda cost: build_policy(preset, cost, priority_first=engine.priority_first)
 
 
 def trace_of(told: Iterable[Told]) -> tuple[list[TraceRequest], dict[str, LengthEstimate]]:
-    """Everything that engines served, in order of arrival, and what was predicted of each answer.
+    """Everything that engines served, in order of arrival, and the prediction for each answer.
 
-    What it handed over unstarted is among the requests of the instance that took it.
+    A request that was handed off unstarted counts at the instance that took it.
     """
     known = {one.id: one for one in told if one.outcome is not Outcome.HANDED_OFF}
     served = sorted(known.values(), key=_by_arrival)
@@ -48,7 +48,7 @@ def _by_arrival(one: Told) -> tuple[float, str]:
 
 
 def _request(one: Told, start_s: float, usual_tokens: int) -> TraceRequest:
-    """What the simulator is to serve. Tokens of a prompt that were found on the device are left out of it."""
+    """The request for the simulator, without prompt tokens that were found on the device."""
     return TraceRequest(
         id=one.id,
         arrival_s=max(0.0, one.arrival_s - start_s),
@@ -62,7 +62,7 @@ def _request(one: Told, start_s: float, usual_tokens: int) -> TraceRequest:
 
 
 def _output_tokens(one: Told, usual_tokens: int) -> int:
-    """The true length; of one without an end of its own, what is known of it and the likeliest rest."""
+    """The true length; for an answer that did not end by itself, the known part and the likeliest rest."""
     if one.outcome in (Outcome.FINISHED, Outcome.CANCELLED):
         return max(1, min(one.output_tokens, one.max_output_tokens))
     estimate = one.estimate
@@ -74,24 +74,24 @@ def _output_tokens(one: Told, usual_tokens: int) -> int:
 
 
 class Recorded:
-    """Says of each request what was said of it when it really came."""
+    """Repeats the prediction that each request had in reality."""
 
     def __init__(self, estimates: Mapping[str, LengthEstimate]) -> None:
         self._estimates = estimates
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
-        """What was predicted."""
+        """The recorded prediction."""
         return self._estimates.get(request.id)
 
     def ended(self, request: TraceRequest, *, finished: bool) -> None:
-        """Nothing is learned: the next predictions are recorded too."""
+        """Nothing: the next predictions are recorded too."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetReplay:
-    """The last requests of a whole fleet, and the engine that all its instances are like.
+    """The last requests of a whole fleet, and the engine that represents all of its instances.
 
-    Requests that came since `judged_from_s`, ended or not, are judged; those before them fill the queue.
+    Requests that arrived since `judged_from_s`, ended or not, are judged; those before fill the queue.
     """
 
     requests: Sequence[TraceRequest]
@@ -104,17 +104,17 @@ class FleetReplay:
     def of(
         cls, told: Iterable[Told], judged_from_s: float, policy: PolicyFactory, system: System
     ) -> FleetReplay:
-        """The replay of requests whose times are of one clock."""
+        """Make the replay of requests whose times are of one clock."""
         known = list(told)
         requests, estimates = trace_of(known)
         start_s = min((one.arrival_s for one in known), default=0.0)
         return cls(requests, estimates, judged_from_s - start_s, policy, system)
 
     def served(self, count: int, growth: float = 1.0) -> Served:
-        """What `count` instances would have come to, had requests come faster by a factor.
+        """What `count` instances would have achieved if requests had come `growth` times as fast.
 
-        Prefix hits are taken as they were. Of a fleet's arrivals a part gets every so many-th, as a router that
-        balances load would send them.
+        Prefix hits are kept as recorded. With n instances each gets every n-th arrival, as from a router that
+        balances load.
         """
         part = self._instances_replayed(count)
         requests = [
@@ -136,5 +136,5 @@ class FleetReplay:
         return Served(summary.goodput, summary.mean_jct_s)
 
     def _instances_replayed(self, count: int) -> int:
-        """As many of `count` as have MOST_REPLAYED requests between them; one at least."""
+        """How many of the `count` instances receive MOST_REPLAYED requests between them; at least one."""
         return max(1, min(count, count * MOST_REPLAYED // max(1, len(self.requests))))

@@ -1,4 +1,4 @@
-"""How many instances a fleet needs, by replays of what its instances told."""
+"""Determines how many instances a fleet needs, by replaying what its instances reported."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from headway.lab.shadow_replay import FleetReplay, policy_factory
 from headway.routing.scaling import TOLERANCE, Advice, Adviser, Bounds
 
 LEAD_S = 120.0
-"""From a report to a new instance's first request: to decide, to launch it, and for it to load the model."""
+"""Seconds from a report to a new instance's first request: deciding, launching, and loading the model."""
 BLOCKS_APART = 0.05
-"""Share by which KV blocks of instances may differ: vLLM takes what memory its profiling finds free at each start."""
+"""Relative difference allowed between instances' KV blocks: vLLM takes the memory that it finds free at each start."""
 
 
 class FleetAdviser:
-    """Advises on the number of instances; what came so far tells how demand changes, and what may still be lost."""
+    """Advises on the number of instances; remembers arrivals to forecast demand and its growth."""
 
     def __init__(self, bounds: Bounds, window_s: float) -> None:
         self._bounds = bounds
@@ -33,10 +33,10 @@ class FleetAdviser:
     def advise(
         self, feeds: Sequence[Feed], gone: Sequence[Feed], report: ShadowState, now_s: float
     ) -> Advice:
-        """How many instances the last window needs; `feeds` serve still, `gone` served some of it.
+        """How many instances the last window needed; `feeds` still serve, `gone` served part of it.
 
-        `now_s` is of the clock by which feeds were heard. Where the live policy simulated is far from what was seen,
-        one more is needed if targets are missed.
+        `now_s` is of the clock by which feeds were received. If the simulated live policy is far from what was
+        observed, the advice is one more if targets are missed.
         """
         told = [one for number, feed in enumerate((*feeds, *gone)) for one in _on_one_clock(feed, number)]
         self._count(told, min((feed.heard_s for feed in feeds), default=now_s))
@@ -47,12 +47,12 @@ class FleetAdviser:
             engine, system = fleet_system(feeds)
             replay = FleetReplay.of(told, now_s - self._window_s, policy_factory(engine, None), system)
             return self._adviser.advise(replay.served, now_s, len(feeds))
-        except Exception as error:  # a policy may do anything where it has a whole fleet's requests
+        except Exception as error:  # a policy may raise anything when it gets a whole fleet's requests
             doubt = f"the fleet cannot be replayed: {type(error).__name__}: {error}"
             return self._by_what_was_seen(len(feeds), report, doubt)
 
     def _count(self, told: Sequence[Told], until_s: float) -> None:
-        """Requests that came since the last report, as far as all instances have told."""
+        """Count requests since the last report, as far as all instances have reported."""
         for one in told:
             if self._counted_s < one.arrival_s <= until_s and one.outcome is not Outcome.HANDED_OFF:
                 self._adviser.demand.came(one.arrival_s)
@@ -66,7 +66,7 @@ class FleetAdviser:
 
 
 def _on_one_clock(feed: Feed, number: int) -> list[Told]:
-    """An instance's requests by the listener's clock; two instances may have requests of one id."""
+    """An instance's requests by the listener's clock, with unique ids, since two instances may have equal ones."""
     shift_s = feed.heard_s - feed.now_s
     return [
         replace(one, id=f"{number}/{one.id}", arrival_s=one.arrival_s + shift_s)
@@ -75,7 +75,7 @@ def _on_one_clock(feed: Feed, number: int) -> list[Told]:
 
 
 def _difference(feeds: Sequence[Feed]) -> str | None:
-    """Why these instances are not all alike, if they are not."""
+    """How these instances differ; None if they are alike."""
     engines = [feed.engine for feed in feeds if feed.engine is not None]
     blocks = [engine.limits.num_blocks for engine in engines]
     most = max(blocks, default=0)

@@ -1,4 +1,4 @@
-"""What a simulation came to: one load's comparison, or a table over loads and seeds; and the same as JSON."""
+"""The results of a simulation as a comparison of one load, a table over loads and seeds, or JSON."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ SWEEP_KEYS = (
     "p99_jct_s",
     "preemptions",
 )
-"""Summary keys that a table over loads or seeds shows."""
+"""Summary keys in a table over loads or seeds."""
 
 PICTURES = ("goodput", "throughput_rps", "mean_ttft_s", "p99_ttft_s", "mean_jct_s", "p99_jct_s")
-"""Summary keys that are drawn against load, each in a file of its name."""
+"""Summary keys drawn against load, each in a file of its name."""
 
-_GAP = 4  # blanks between two columns and at the edges
+_GAP = 4  # spaces between two columns and at the edges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Averaged:
-    """One policy at one load, over its seeds: means, and standard deviations where there are several.
+    """One policy at one load, over its seeds: means, and standard deviations if there are several.
 
-    A value that some seed does not have is None.
+    A value that some seed lacks is None.
     """
 
     policy: str
@@ -54,7 +54,7 @@ class Averaged:
 
 
 def averaged(results: Sequence[CellResult]) -> list[Averaged]:
-    """Results over their seeds, load by load, policies in their order."""
+    """Averages over seeds, load by load, with policies in their order."""
     by_run: dict[tuple[float, str], list[CellResult]] = {}
     for result in results:
         by_run.setdefault((result.cell.load, result.cell.policy), []).append(result)
@@ -76,10 +76,10 @@ def _average(load: float, policy: str, results: Sequence[CellResult]) -> Average
 
 
 def to_json(grid: PolicyGrid, results: Sequence[CellResult]) -> str:
-    """One object, `{"<policy>": {summary}}`; with several loads keys are "<policy> load=<load>".
+    """One object, `{"<policy>": {summary}}`; with several loads the keys are "<policy> load=<load>".
 
-    With several seeds each value is the mean, and `seeds` and `deviation` (a value for each key) are added. Where
-    lengths were predicted, `predictor` says by what.
+    With several seeds each value is the mean, and `seeds` and `deviation` (for each key) are added. With predicted
+    lengths `predictor` names the predictor.
     """
     predictors = {(result.cell.policy, result.cell.load): result.predictor for result in results}
     plain: dict[str, dict[str, Any]] = {}
@@ -96,16 +96,19 @@ def to_json(grid: PolicyGrid, results: Sequence[CellResult]) -> str:
 # ---- tables --------------------------------------------------------------------------------------------
 
 
-def tables(folder: CellFolder, results: Sequence[CellResult]) -> RenderableType:
-    """The full comparison of a single load and seed; else a table with a row for each load and policy."""
+def tables(folder: CellFolder, results: Sequence[CellResult], *, load_name: str) -> RenderableType:
+    """The full comparison of a single load and seed; otherwise a table with a row for each load and policy.
+
+    `load_name` heads the column of loads: see `SimulationRequest.load_name`.
+    """
     grid = folder.grid
     if len(grid.loads) == 1 and grid.num_seeds == 1:
         return terminal_table(_comparison(folder, results))
-    return Group(_SweepTable(grid, averaged(results)), *map(Text, _doubts(results)))
+    return Group(_SweepTable(grid, averaged(results), load_name), *map(Text, _doubts(results, load_name)))
 
 
 def _comparison(folder: CellFolder, results: Sequence[CellResult]) -> Comparison:
-    """Records are read back only where the policies finished different requests."""
+    """The comparison; reads records back only if the policies finished different requests."""
     summaries = {label(result.cell.policy): result.summary for result in results}
     if _same_finished(results):
         return Comparison(summaries, {}, "")
@@ -117,28 +120,30 @@ def _same_finished(results: Sequence[CellResult]) -> bool:
     return len({result.finished_digest for result in results}) == 1
 
 
-def _doubts(results: Sequence[CellResult]) -> Iterator[str]:
-    """A line for each load at which latencies speak of different requests."""
+def _doubts(results: Sequence[CellResult], load_name: str) -> Iterator[str]:
+    """A line for each load at which latencies are of different requests."""
     for load, at_load in groupby(sorted(results, key=lambda result: result.cell.load), lambda r: r.cell.load):
         by_seed: dict[int, list[CellResult]] = {}
         for result in at_load:
             by_seed.setdefault(result.cell.seed, []).append(result)
         if not all(map(_same_finished, by_seed.values())):
-            yield f"load {load:g}: latencies are not comparable, the policies finished different requests"
+            yield f"{load_name} {load:g}: latencies are not comparable, the policies finished different requests"
 
 
 @dataclass(frozen=True, slots=True)
 class _SweepTable:
-    """A row for each load and policy; what is too wide for the terminal goes on in another table below."""
+    """A row for each load and policy; columns beyond the terminal's width continue in another table below."""
 
     grid: PolicyGrid
     runs: Sequence[Averaged]
+    load_name: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = [_column(key, self.runs) for key in SWEEP_KEYS]
         columns = [column for column in columns if set(column[1:]) != {MISSING}]
         names = [(f"{run.load:g}", label(run.policy)) for run in self.runs]
-        room = options.max_width - max(len(load) + len(name) for load, name in names) - 2 * _GAP
+        widest = max(max(len(load), len(self.load_name)) + len(name) for load, name in names)
+        room = options.max_width - widest - 2 * _GAP
         widths = [_GAP + max(len(word) for text in column for word in text.split("\n")) for column in columns]
         for part in wrap_columns(widths, room):
             yield self._table(names, [columns[number] for number in part])
@@ -147,7 +152,7 @@ class _SweepTable:
 
     def _table(self, names: Sequence[tuple[str, str]], columns: Sequence[Sequence[str]]) -> Table:
         table = Table(box=SIMPLE_HEAD, header_style="")
-        table.add_column("load", justify="right", vertical="bottom", no_wrap=True)
+        table.add_column(self.load_name, justify="right", vertical="bottom", no_wrap=True)
         table.add_column("policy", vertical="bottom", overflow="fold")
         for head, *_ in columns:
             table.add_column(Text(head), justify="right", vertical="bottom")
@@ -159,7 +164,7 @@ class _SweepTable:
 
 
 def _column(key: str, runs: Sequence[Averaged]) -> list[str]:
-    """Head and cells of a column, in ms where all of its means are under a second."""
+    """Head and cells of a column, in ms if all of its means are under a second."""
     column = COLUMNS[key]
     means = known(run.means[key] for run in runs)
     in_ms = column.unit == "s" and 0 < max(means, default=0) < 1
@@ -180,8 +185,8 @@ def _cell(mean: float | None, deviation: float | None, scale: int, places: int) 
 # ---- pictures ------------------------------------------------------------------------------------------
 
 
-def sweep_pictures(results: Sequence[CellResult]) -> dict[str, str]:
-    """File name -> SVG of a summary key against load, for the keys that were measured; means over seeds."""
+def sweep_pictures(results: Sequence[CellResult], *, load_name: str) -> dict[str, str]:
+    """File name -> SVG of a summary key against load, for the measured keys; means over seeds."""
     pictures: dict[str, str] = {}
     runs = averaged(results)
     for key in PICTURES:
@@ -189,5 +194,5 @@ def sweep_pictures(results: Sequence[CellResult]) -> dict[str, str]:
             curves: dict[str, list[tuple[float, float | None]]] = {}
             for run in runs:
                 curves.setdefault(label(run.policy), []).append((run.load, run.means[key]))
-            pictures[f"{key.removesuffix('_s').replace('_', '-')}.svg"] = sweep_svg(curves, key)
+            pictures[f"{key.removesuffix('_s').replace('_', '-')}.svg"] = sweep_svg(curves, key, load_name)
     return pictures

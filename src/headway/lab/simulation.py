@@ -1,4 +1,4 @@
-"""Simulated runs: one cell is a pure function of what it is given."""
+"""Simulated runs; each cell is a pure function of its inputs."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ from headway.traces import TraceRequest, at_once, check_rate, scale_rate
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
 _DECODES, _CHUNK = (64, 1, 1000), (1, 512, 0)
 _PROBES = (((1, 1, 0),), (_DECODES,), (_CHUNK,), ((4, 2048, 4096),), (_DECODES, _CHUNK))
-"""Steps a law is asked about to tell it from another: jobs, with new tokens and context of each."""
+"""Steps that identify a law by its predictions: jobs, with new tokens and context of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """All that cells share: the deployment, the model, and the parts in place of the policies' own.
+    """What all cells share: the deployment, the model, and the parts that replace the policies' own.
 
-    `predictor` says how long answers will be, to the policies that go by it. A policy for each pool is served by
-    `pools` behind `pool_router`, every other one by `system`, which has as many instances.
+    `predictor` predicts answer lengths for policies that use them. A pooled policy is served by `pools` behind
+    `pool_router`, every other one by `system`, with equally many instances.
     """
 
     system: System
@@ -66,22 +66,22 @@ class Scenario:
     pool_router: str = POOL_ROUTER
 
     def system_of(self, policy: str) -> System:
-        """What serves under a policy."""
+        """The system that serves under a policy."""
         if not is_pooled(policy):
             return self.system
         return replace(self.system, pools=self.pools, router=self.pool_router)
 
     def predictor_of(self, policy: str) -> str:
-        """The predictor for a policy; None where it makes no difference."""
+        """The predictor for a policy; None if the policy does not use one."""
         return self.predictor if self.predictor != NONE and uses_predictions(policy, self.parts) else NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellResult:
-    """What one cell came to. `finished_digest` tells whether two policies finished the same requests.
+    """The result of one cell. Equal `finished_digest`s mean that two policies finished the same requests.
 
-    `info` is what its records do not hold; the summary is of both. `predictor` names what predicted lengths, and
-    whether it was made from the true ones; empty without one.
+    `info` has what the records lack; the summary covers both. `predictor` names the length predictor, and whether it
+    was made from the true lengths; empty without one.
     """
 
     cell: GridCell
@@ -110,9 +110,9 @@ def simulate_policy(
     watcher: Watcher | None = None,
     shortcut: bool = True,
 ) -> SimulatedRun:
-    """One run as `sim.simulate` makes it, of a policy and a length predictor by their names, or of what these are.
+    """Run `sim.simulate` with a policy and a length predictor given by name, or as objects.
 
-    Raises what `simulate` raises, and begins the message of an error raised on purpose with what the run is `named`.
+    Raises what `simulate` raises, with `named` in front of the message of a deliberate error.
     """
     try:
         return simulate(
@@ -136,10 +136,10 @@ def simulate_policy(
 def run_cell(
     scenario: Scenario, cell: GridCell, on_record: Callable[[Record], None], watcher: Watcher | None = None
 ) -> CellResult:
-    """Simulate one cell, handing on each record as its request ends or moves, its times rounded as they are stored.
+    """Simulate one cell, and pass on each record when its request ends or moves, with times rounded as stored.
 
-    The same arguments give the same records and result, with or without a `watcher`. Errors raised on purpose
-    name the cell. Holds the requests and the records in memory.
+    Equal arguments give equal records and results, with or without a `watcher`. Deliberate errors name the cell. Holds
+    the requests and the records in memory.
     """
     records: list[Record] = []
 
@@ -167,12 +167,12 @@ def run_cell(
 
 @lru_cache(maxsize=1)
 def _requests(trace: Trace, seed: int) -> list[TraceRequest]:
-    """The requests of one seed, read or drawn once for the cells that a process runs one after another."""
+    """The requests of one seed, read or drawn once for the cells that a process runs in sequence."""
     return trace.requests(seed)
 
 
 def _round_times(record: Record) -> None:
-    """Round to what is stored, so that a summary of a run is the summary of its file."""
+    """Round times as they are stored, so that a run's summary equals that of its file."""
     for name in _TIMES:
         time_s = getattr(record, name)
         if time_s is not None:
@@ -196,8 +196,8 @@ def _cell_result(cell: GridCell, records: list[Record], result: SimulatedRun, pr
 
 
 def run_info(result: SimulatedRun) -> RunInfo:
-    """What a run knows beyond its records: blocks copied each way, of jobs that moved and ahead of need too,
-    and tokens found in the prefix cache.
+    """What a run knows beyond its records: blocks copied each way (including moves and prefetches), and cached
+    tokens.
     """
     return RunInfo(
         swapped_out_blocks=result.total("swapped_out_blocks"),
@@ -207,7 +207,7 @@ def run_info(result: SimulatedRun) -> RunInfo:
 
 
 def fingerprint(calibration: Calibration) -> str:
-    """A digest of what a calibration says, its step law by what it answers: equal ones give equal runs."""
+    """A digest of a calibration, with the step law by its predictions: equal ones give equal runs."""
     said: list[object] = [
         getattr(calibration, field.name) for field in fields(calibration) if field.name != "step"
     ]
@@ -222,9 +222,10 @@ def fingerprint(calibration: Calibration) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationRequest:
-    """A simulation as it is asked for; None means what is usual. `kv_tier` is that of each GPU.
+    """A simulation request; None means the default. `kv_tier` is that of each GPU.
 
-    With `of_capacity` the grid's loads are shares of what `vllm` gets through on this system with all requests queued.
+    With `of_capacity` the grid's loads are shares of the rate that `vllm` reaches on this system with all requests
+    queued.
     """
 
     hardware: str
@@ -242,10 +243,15 @@ class SimulationRequest:
     kv_tier: KvTier | None = None
     of_capacity: bool = False
 
+    @property
+    def load_name(self) -> str:
+        """What the grid's loads are, for people: shares of capacity, or multiples of the trace's rate."""
+        return "load" if self.of_capacity else "rate scale"
+
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is simulated, with what was found out on the way. `capacity_rps` is None where no load is a share of it."""
+    """What is simulated, with what was derived on the way. `capacity_rps` is None unless loads are shares of it."""
 
     asked: SimulationRequest
     scenario: Scenario
@@ -259,7 +265,7 @@ class Setup:
         return self.facts.num_requests * len(self.asked.grid.cells())
 
     def manifest(self) -> dict[str, object]:
-        """All that decides the results, as plain data: equal manifests give equal folders."""
+        """Everything that determines the results, as plain data: equal manifests give equal folders."""
         asked, system = self.asked, self.scenario.system
         return {
             "headway": version("headway"),
@@ -285,18 +291,18 @@ class Setup:
         }
 
     def _policies(self) -> dict[str, object]:
-        """Of the manifest: what each row is made of, so that a policy that was changed is another simulation."""
+        """Part of the manifest: what each preset consists of, so that a changed policy is another simulation."""
         made = [made_of(policy, self.asked.parts) for policy in self.asked.grid.policies]
         return {f"policy {row}": each for rows in made for row, each in rows.items()}
 
     def _pools(self) -> dict[str, object]:
-        """Of the manifest; nothing without pools."""
+        """Part of the manifest; empty without pools."""
         if self.asked.pools is None:
             return {}
         return {"pools": dict(self.asked.pools), "pool_router": self.scenario.pool_router}
 
     def meta(self, command: str) -> RunMeta:
-        """What the run folders say of themselves."""
+        """What the run folders state about themselves."""
         return RunMeta(
             policies=tuple(map(label, self.asked.grid.policies)),
             measured_on="simulated",
@@ -308,25 +314,25 @@ class Setup:
         )
 
     def lengths(self) -> str | None:
-        """What predicts answer lengths, where that makes a difference to some policy."""
+        """The length predictor, if some policy uses one."""
         policies = [name for name in self.asked.grid.policies if uses_predictions(name, self.asked.parts)]
         if not policies:
             return None
         return f"{predictor_label(self.scenario.predictor)}, for {', '.join(policies)}"
 
     def without_host(self) -> list[str]:
-        """The policies that would swap, where there is no host memory to swap to, nor a KV tier to come back from."""
+        """The policies that would swap, if there is neither host memory nor a KV tier."""
         system = self.scenario.system
         if system.limits.host_blocks or system.store_blocks:
             return []
         return [name for name in self.asked.grid.policies if uses_host(name, self.asked.parts)]
 
     def without_targets(self) -> list[str]:
-        """What is to be said of policies that go by targets, where no request has one."""
+        """Remarks on policies that use targets, if no request has one."""
         return [] if self.facts.targets else said_without_targets(self.asked.grid.policies, self.asked.parts)
 
     def hardware(self) -> str:
-        """What serves, and where its costs come from."""
+        """The hardware, and where its costs come from."""
         system = self.scenario.system
         costs = system.calibration
         known = "DERIVED, not measured: " if costs.derived else ""
@@ -343,7 +349,7 @@ class Setup:
 
 
 def set_up(asked: SimulationRequest) -> Setup:
-    """Find out all that is needed, before anything runs.
+    """Derive everything that is needed, before anything runs.
 
     Raises ConfigError or TraceError for anything that is not accepted.
     """
@@ -387,15 +393,15 @@ def set_up(asked: SimulationRequest) -> Setup:
 
 
 CAPACITY_REQUESTS = 1_000
-"""Of more than so many, every so manieth stands for the others."""
+"""Most requests in the measurement of capacity; of longer traces every so manieth is taken."""
 CAPACITY_SHARE = 0.9
-"""Of the requests that capacity is measured with: the last tenth to end can be a few very long answers."""
+"""Share of these requests until which capacity is measured: the last tenth may be a few very long answers."""
 
 
 def _at_capacity(scenario: Scenario, facts: TraceFacts) -> tuple[float, Trace]:
-    """Requests a second that `vllm` gets through with the first seed's requests queued, and the trace at that rate.
+    """Requests a second that `vllm` serves with the first seed's requests queued, and the trace at that rate.
 
-    Raises ConfigError where all requests arrive at 0 s, which is no rate.
+    Raises ConfigError if all requests arrive at 0 s, which is no rate.
     """
     if facts.last_s <= 0:
         raise ConfigError(
@@ -432,7 +438,7 @@ def _check_router(name: str) -> None:
 
 
 def _pool_router(asked: SimulationRequest) -> str:
-    """How pools share requests. Raises ConfigError where one is named and there are none."""
+    """How pools share requests. Raises ConfigError if a router is named and there are no pools."""
     if asked.pool_router is not None and asked.pools is None:
         raise ConfigError.of("pool_router", f"{asked.pool_router!r} without pools", "with --pools")
     return POOL_ROUTER if asked.pool_router is None else asked.pool_router

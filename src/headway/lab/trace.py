@@ -1,4 +1,4 @@
-"""The requests an experiment is about: a file, a generated workload or the demo's stream, with targets."""
+"""The requests of an experiment: a file, a generated workload or the demo's stream, with targets."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ from headway.traces.spec import PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Where requests come from: a file, a generated workload (`gen:...`), `demo`, or a list (`Trace.of`).
+    """The source of requests: a file, a generated workload (`gen:...`), `demo`, or a list (`Trace.of`).
 
-    A generated workload and the demo are drawn anew for each seed; a file or a list is the same for all. Rows of a file
-    that are no requests are left out and counted in a warning: published traces have some, which were given up or
-    failed. `limit` keeps the first requests. Each target of `slo` goes to requests that name none of its kind.
-    `time_unit` is that of a file's arrivals, and `strict` refuses odd rows, as `read_trace` has it.
-    In a `closed_loop` later turns of a session wait for the answers before them (`traces.closed_loop`). Requests arrive
-    `rate_scale` times as fast.
+    A generated workload and the demo are drawn anew for each seed; a file or a list is the same for all. Invalid rows
+    of a file are left out and counted in a warning, since published traces contain requests that failed. `limit` keeps
+    the first requests. Each target of `slo` goes to requests without a target of that kind. `time_unit` is that of a
+    file's arrivals, and `strict` refuses odd rows, as in `read_trace`. In a `closed_loop` later turns of a session wait
+    for the answers before them (`traces.closed_loop`). Requests arrive `rate_scale` times as fast.
 
     >>> trace = Trace("gen:poisson:rate=4/input=constant:tokens=90/output=constant:tokens=20/count=3")
     >>> [request.input_tokens for request in trace.requests()]
@@ -52,7 +51,7 @@ class Trace:
 
     @classmethod
     def of(cls, requests: Iterable[TraceRequest], slo: Slo = NO_TARGETS) -> Trace:
-        """A trace of these requests, sorted by arrival; TraceError if there are none."""
+        """A trace of these requests, sorted by arrival. Raises TraceError if there are none."""
         given = tuple(sorted(requests, key=lambda request: request.arrival_s))
         if not given:
             raise TraceError("the list of requests is empty; accepted: at least one")
@@ -64,7 +63,7 @@ class Trace:
         return not self.given and (self.source == DEMO or self.source.startswith(PREFIX))
 
     def requests(self, seed: int = 0) -> list[TraceRequest]:
-        """The requests of one seed in order of arrival; TraceError if there are none or they cannot be read."""
+        """The requests of one seed in order of arrival. Raises TraceError if there are none or they cannot be read."""
         requests = [*self.given] or (self._drawn(seed) if self.is_drawn else self._read())
         if self.closed_loop:
             requests = closed_loop(requests)
@@ -88,17 +87,17 @@ class Trace:
             workload = parse_workload(self.source)
             requests = replace(workload, seed=workload.seed + seed).requests()
         requests = requests if self.limit is None else take(requests, self.limit)
-        tell_understood(self.source, requests, "drawn: s")
+        tell_understood(self.source, requests, "generated")
         return requests
 
 
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
-    """What is known of the streams of all seeds before the first is run.
+    """Facts about the streams of all seeds, known before the first run.
 
-    `declared_tokens` is the largest output limit that a request declares, `undeclared_tokens` the longest
-    output among those that declare none; 0 where there is none. `longest_tokens` is prompt and answer together of
-    the longest; the last arrives at `last_s`. `targets`: whether any has a target.
+    `declared_tokens` is the largest output limit that a request declares, `undeclared_tokens` the longest output among
+    requests without a limit; 0 if there is none. `longest_tokens` is prompt and answer together of the longest request;
+    the last one arrives at `last_s`. `targets`: whether any has a target.
     """
 
     digest: str
@@ -110,10 +109,11 @@ class TraceFacts:
     targets: bool = False
 
     def output_limit(self, wanted: int | None) -> int:
-        """The limit policies see for requests that declare none.
+        """The limit that policies see for requests that declare none.
 
-        As wanted; else the declared maximum, if no request exceeds it; else the longest output rounded up to a power
-        of two, so that the limit does not give the lengths away. TraceError for a wanted limit that is too low.
+        The wanted limit; else the declared maximum, if no request exceeds it; else the longest output rounded up to a
+        power of two, so that the limit does not reveal the lengths. Raises TraceError for a wanted limit that is too
+        low.
         """
         if wanted is None:
             if self.declared_tokens >= self.undeclared_tokens:
@@ -131,7 +131,7 @@ class TraceFacts:
 def trace_facts(trace: Trace, seeds: range) -> TraceFacts:
     """Facts over all seeds; `num_requests` is of one seed. Reads or draws each stream once.
 
-    The caller reads it once more, so TraceError for a pipe, whose requests would be gone.
+    The caller reads it again, so a pipe, whose requests would be gone, raises TraceError.
     """
     if not trace.is_drawn and Path(trace.source).is_fifo():
         raise TraceError(f"{trace.source} is a pipe, and is read more than once; accepted: a file")
@@ -153,7 +153,7 @@ def trace_facts(trace: Trace, seeds: range) -> TraceFacts:
 
 
 DEMO = "demo"
-"""How `headway bench --trace` calls it."""
+"""The demo's name in `headway bench --trace`."""
 
 REQUESTS = 480
 INTERACTIVE_SHARE = 0.7
@@ -165,8 +165,8 @@ def demo_stream(seed: int = 0) -> list[TraceRequest]:
     """480 requests, the same for every policy; `make demo` sends them at a share of the machine's capacity.
 
     As drawn: bursts of 60 requests/s for about 1.5 s, 8 requests/s between them; a few very long prompts among many
-    short ones. Seven in ten come from people (first token within 0.4 s), the others from a batch job
-    (within 8 s), in random order.
+    short ones. Seven in ten are interactive (first token within 0.4 s), the others from a batch job (within 8 s), in
+    random order.
     """
     arrivals = OnOff(rate_on_rps=60, rate_off_rps=8, mean_on_s=1.5, mean_off_s=4)
     prompts = LogNormal(mean=220, sigma=1.2, maximum=3000, minimum=8)

@@ -1,4 +1,4 @@
-"""Sends a trace to OpenAI-compatible servers and records what became of each request."""
+"""Sends a trace to OpenAI-compatible servers and records what happened to each request."""
 
 from headway.loadgen.replay import ReplayReport, replay
 from headway.loadgen.replay_options import ReplayOptions

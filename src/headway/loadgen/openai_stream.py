@@ -1,4 +1,4 @@
-"""One streamed completion: sent, read token by token, and judged by how it ended."""
+"""Sends one streamed completion, reads it token by token, and determines how it ended."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _DATA = b"data:"
 DONE = b"[DONE]"
 
 ATTEMPTS = 3
-"""A request that finds its connection closed goes out so many times at most."""
+"""Attempts for a request that finds its connection closed."""
 
 MAX_REASON_CHARACTERS = 300
-"""Of a server's error message so much is kept: it may quote the whole prompt."""
+"""Kept characters of a server's error message, which may quote the whole prompt."""
 
 ENDED_BY_POLICY = {f"headway:{departure}": Outcome(departure) for departure in Departure}
 """`stop_reason` of a request that a policy ended -> its outcome; its `finish_reason` is "abort"."""
 
 
 OVERLOADED = "overloaded"
-"""`error.type` of a refusal (429) by which Headway's gateway passes on what a policy, or the gateway, decided."""
+"""`error.type` of a refusal (429) with which Headway's gateway passes on a policy's decision, or its own."""
 
 
 class _Usage(msgspec.Struct):
@@ -52,10 +52,10 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 @dataclass(slots=True)
 class StreamedReply:
-    """What has come back for one request so far; times are seconds of the caller's clock.
+    """What has arrived for one request so far; times are seconds of the caller's clock.
 
-    `cut` tells that the connection failed, which is no answer of the server's; `refused`, as what a request counts that
-    a gateway of Headway's refused because there was too much to do.
+    `cut`: the connection failed, so there is no answer of the server's. `refused`: the outcome of a request that a
+    Headway gateway refused for overload.
     """
 
     sent_s: float | None = None
@@ -85,7 +85,7 @@ class StreamedReply:
                 self.ended_s = now_s
 
     def _count(self, chunk: _Chunk, now_s: float) -> None:
-        """Book the chunk's tokens: by the server's running count where it sends one, else one a text."""
+        """Count the chunk's tokens: by the server's running count if it sends one, else one for each text."""
         if chunk.usage is not None and chunk.usage.completion_tokens is not None:
             self.prompt_tokens = chunk.usage.prompt_tokens
             new_tokens = chunk.usage.completion_tokens - self.output_tokens
@@ -98,7 +98,7 @@ class StreamedReply:
                 self.first_token_s = now_s
 
     def outcome(self) -> tuple[Outcome, str | None]:
-        """How the request ended, by what the server said, and what went wrong if it failed."""
+        """How the request ended, according to the server, and the error if it failed."""
         if self.refused is not None:
             return self.refused, None
         if self.error is not None:
@@ -124,9 +124,9 @@ async def stream_completion(
     clock: Callable[[], float],
     leave_after_tokens: int | None = None,
 ) -> None:
-    """Send one completion request and fill `reply` as its tokens come; every failure ends up in it.
+    """Send one completion request and fill `reply` as tokens arrive; every failure is recorded in it.
 
-    `leave_after_tokens` cuts the connection once so many tokens have come, as a client that went away.
+    `leave_after_tokens` cuts the connection after this many tokens, like a client that went away.
     """
     reply.sent_s = clock()
     try:
@@ -154,10 +154,10 @@ async def stream_completion(
 
 
 async def sse_data(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
-    r"""The payload of each `data:` line, as soon as its line is complete, however the bytes were cut.
+    r"""Yield the payload of each `data:` line as soon as its line is complete, however the bytes are cut.
 
-    Lines end in b"\n" (or b"\r\n") and in nothing else: str.splitlines also ends them at U+0085 and U+2028,
-    which JSON text may hold as they are. A last line without its end was cut off and is left out.
+    Lines end only in b"\n" (or b"\r\n"): str.splitlines would also split at U+0085 and U+2028, which JSON text may
+    contain. An unfinished last line is dropped.
     """
     rest = b""
     async for chunk in chunks:
@@ -168,9 +168,9 @@ async def sse_data(chunks: AsyncIterable[bytes]) -> AsyncIterator[bytes]:
 
 
 async def _post(session: aiohttp.ClientSession, url: str, body: bytes) -> aiohttp.ClientResponse:
-    """The answer's head. A kept connection that turns out to be closed is no failure of the request.
+    """The answer's head. A kept connection that turns out to be closed is not counted as a failure.
 
-    It happens when this process was held up for longer than the server keeps a connection.
+    That happens if this process was delayed for longer than the server keeps a connection.
     """
     attempts = 0
     while True:
@@ -194,7 +194,7 @@ class _RefusalBody(msgspec.Struct):
 
 
 def _refused(text: str) -> Outcome | None:
-    """As what a request counts that was answered so; None if the refusal is not of Headway's gateway."""
+    """The outcome of a refused request; None if the refusal does not come from a Headway gateway."""
     try:
         error = msgspec.json.decode(text, type=_RefusalBody).error
     except msgspec.DecodeError:
@@ -212,7 +212,7 @@ def _reason(text: str, response: aiohttp.ClientResponse) -> str:
 
 
 def _message(error: object) -> str:
-    """The human part of an error body: OpenAI nests it as error.message, others do not."""
+    """The readable part of an error body: OpenAI nests it as error.message, others do not."""
     while isinstance(error, dict):
         error = error.get("error") or error.get("message") or error.get("detail") or str(error)
     return str(error)

@@ -1,4 +1,4 @@
-"""Questions to a running server: its metrics, why a request took long, what its requests came to."""
+"""Questions to a running server: its metrics, why a request took long, and its recent requests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TIMEOUT_S = 30.0
 
 
 async def scrape(url: str, prefix: str) -> dict[str, float]:
-    """Sums over all labels of the Prometheus samples whose name starts with `prefix`, by name.
+    """Sums over all labels of the Prometheus samples whose names start with `prefix`, by name.
 
-    The prefix may go on into the labels. Raises UpstreamError if the server does not answer with metrics.
+    The prefix may extend into the labels. Raises UpstreamError if the server does not answer with metrics.
     """
     address = f"{root_of(url)}/metrics"
     async with open_session(timeout_s=TIMEOUT_S) as session:
@@ -29,7 +29,7 @@ async def scrape(url: str, prefix: str) -> dict[str, float]:
 
 
 def sums(address: str, body: bytes, prefixes: tuple[str, ...]) -> dict[str, float]:
-    """The sums of `scrape`, of metrics that came from an address. Raises UpstreamError for what are no samples."""
+    """The sums of `scrape` for metrics from an address. Raises UpstreamError if the body has no samples."""
     try:
         lines = [line for line in body.decode().split("\n") if line.startswith(prefixes)]
     except UnicodeDecodeError:
@@ -45,9 +45,9 @@ def sums(address: str, body: bytes, prefixes: tuple[str, ...]) -> dict[str, floa
 
 
 async def ask_about(url: str, request_id: str | None, api_key: str | None = None) -> dict[str, Any]:
-    """What `GET /v1/explain/ID` answers there; without an id, the last requests.
+    """The answer to `GET /v1/explain/ID`; without an id, the last requests.
 
-    Raises ConfigError for a request that the server does not know, UpstreamError for a server that cannot say.
+    Raises ConfigError for a request that the server does not know, UpstreamError for a server that cannot answer.
     """
     address = api_url(url, "explain" if request_id is None else f"explain/{quote(request_id, safe='')}")
     async with open_session(api_key, TIMEOUT_S) as session:
@@ -58,9 +58,10 @@ async def ask_about(url: str, request_id: str | None, api_key: str | None = None
 
 
 async def ask_window(session: aiohttp.ClientSession, url: str, counts: str) -> dict[str, Any]:
-    """What the engine at `url` has not told since `counts` (ENDED-STEPS).
+    """What the engine at `url` has not reported since `counts` (ENDED-STEPS).
 
-    Raises UpstreamError for a server that cannot say, or of several engines: each would have counts of its own.
+    Raises UpstreamError for a server that cannot answer, or one with several engines: each would have counts of its
+    own.
     """
     windows = (await get_json(session, api_url(url, f"shadow/{counts}"))).get("windows")
     if not isinstance(windows, list) or len(windows) != 1:
@@ -72,7 +73,7 @@ async def ask_window(session: aiohttp.ClientSession, url: str, counts: str) -> d
 
 
 async def get_json(session: aiohttp.ClientSession, address: str) -> dict[str, Any]:
-    """The object at an address. Raises ConfigError for what the server does not know, UpstreamError for all else."""
+    """The object at an address. Raises ConfigError if the server does not know it, UpstreamError for all else."""
     status, body = await get(session, address)
     if status != 200:
         raise _refused(address, status, body)

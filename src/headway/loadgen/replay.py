@@ -1,4 +1,4 @@
-"""A trace sent to a server: each request at its own time, later turns of sessions after answers; and the report."""
+"""Sends a trace to a server: each request at its own time, later turns of sessions after answers; and reports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VANISHED = "the client went away, as asked for"
 
 
 async def unless(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | None:
-    """What the work returns, or None if `stop` is set before that."""
+    """The result of `work`, or None if `stop` is set first."""
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(stop.wait())
     watcher.add_done_callback(lambda _: task.cancel())
@@ -44,9 +44,9 @@ async def unless(stop: asyncio.Event, work: Coroutine[None, None, T]) -> T | Non
 async def until_ended(
     stop: asyncio.Event, report: ReplayReport, cut_off: Callable[[], None], record_rest: Callable[[], None]
 ) -> AsyncIterator[asyncio.TaskGroup]:
-    """A group for a replay's tasks; its end awaits theirs, or has them `cut_off` once `stop` is set.
+    """A task group for a replay. Its end waits for the tasks, or calls `cut_off` once `stop` is set.
 
-    Then what could not record itself is recorded by `record_rest`. An error of one task is raised as it is.
+    Then `record_rest` records what could not record itself. An error of one task is raised as it is.
     """
 
     async def stopping() -> None:
@@ -67,10 +67,10 @@ async def until_ended(
 
 @dataclass(slots=True)
 class ReplayReport:
-    """What happened: records in the order requests ended, and how late the client itself sent each.
+    """The results: records in the order in which requests ended, and how late the client sent each.
 
-    `interrupted` tells that the replay was stopped; requests not sent by then have no record. `batches` is of
-    a replay in batches.
+    `interrupted`: the replay was stopped; requests not sent by then have no record. `batches` is for a replay in
+    batches.
     """
 
     model: str
@@ -82,7 +82,7 @@ class ReplayReport:
 
 @dataclass(slots=True)
 class ReplayBook:
-    """Enters each request of a replay once, as it ends."""
+    """Records each request of a replay once, when it ends."""
 
     dialect: Dialect
     options: ReplayOptions
@@ -93,7 +93,9 @@ class ReplayBook:
         self.report = ReplayReport(self.dialect.model)
 
     def refuse_too_long(self, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-        """The requests that fit the model; the others are an error, or failed if they are to be skipped."""
+        """The requests that fit the model; the others raise an error, or are recorded as failed if they are to be
+        skipped.
+        """
         reasons = {request.id: self.dialect.too_long(request) for request in requests}
         refused = [request for request in requests if reasons[request.id]]
         if refused and not self.options.skip_too_long:
@@ -119,7 +121,7 @@ class ReplayBook:
             error = f"asked for {request.output_tokens} tokens, got {reply.output_tokens}"
         all_known = (
             len(reply.token_times_s) == reply.output_tokens
-        )  # else the server's count shows that some were missed
+        )  # otherwise the server's count shows that some were missed
         record = Record(
             id=request.id,
             tenant=request.tenant,
@@ -146,16 +148,16 @@ async def replay(
     on_record: Callable[[Record], None] = lambda record: None,
     stop: asyncio.Event | None = None,
 ) -> ReplayReport:
-    """Send every request at its time and return when each has ended, or soon after `stop` is set.
+    """Send every request at its time; return when each has ended, or soon after `stop` is set.
 
-    Its time is its arrival, or for a turn with a think time so long after the answer before it has ended.
+    A request's time is its arrival, or, for a turn with a think time, that long after the previous answer.
 
-    `on_record` gets each record as its request ends. Stopped or cancelled, requests in flight are cut off
-    and recorded as cancelled. Times are seconds since the replay began; a record's arrival is the time at
-    which its request was to be sent. A request that fails is a record, not an error.
+    `on_record` gets each record when its request ends. When stopped or cancelled, requests in flight are cut off and
+    recorded as cancelled. Times are seconds since the replay began; a record's arrival is the time at which its request
+    was to be sent. A failed request is a record, not an error.
 
-    Raises, before anything is sent: UpstreamError if the server does not answer; ConfigError if it does not
-    serve the model, or if a request does not fit its context and `skip_too_long` is not set.
+    Raises, before anything is sent: UpstreamError if the server does not answer; ConfigError if it does not serve the
+    model, or if a request does not fit its context and `skip_too_long` is not set.
     """
     stop = stop or asyncio.Event()
     async with open_session(options.api_key, options.session_timeout_s) as session:
@@ -173,7 +175,7 @@ async def replay(
 
 @dataclass(slots=True)
 class _Replay:
-    """One replay in progress."""
+    """A running replay."""
 
     session: aiohttp.ClientSession
     dialect: Dialect
@@ -192,7 +194,7 @@ class _Replay:
         return time.perf_counter() - self.began_s
 
     async def send_all(self, group: asyncio.TaskGroup, requests: Sequence[TraceRequest]) -> None:
-        """Start each request at its time; its body is made while waiting for it."""
+        """Start each request at its time; its body is made while waiting for that."""
         free, self.followers = parted(requests)
         for request in free:
             body = self.dialect.body(request)
@@ -222,13 +224,13 @@ class _Replay:
                 task.cancel()
 
     def record_unstarted(self) -> None:
-        """Book requests whose task was cancelled before its first step, and so could not book itself."""
+        """Record requests whose task was cancelled before its first step."""
         for request, reply in self.in_flight.values():
             self._enter(request, reply, Outcome.CANCELLED)
         self.in_flight.clear()
 
     async def _follow(self, request: TraceRequest, body: bytes, reply: StreamedReply) -> None:
-        """Send one request, read its answer to the end, and record what became of it."""
+        """Send one request, read its answer to the end, and record the result."""
         url = api_url(self.options.url, "completions")
         leave = self._leaves_after(request)
         ending: tuple[Outcome, str | None] = Outcome.CANCELLED, None
@@ -243,7 +245,7 @@ class _Replay:
             self._enter(request, reply, *ending)
 
     def _leaves_after(self, request: TraceRequest) -> int | None:
-        """Tokens after which a client that vanishes goes away; None for one that stays."""
+        """Tokens after which a vanishing client goes away; None for one that stays."""
         rng = Random(f"{self.options.seed}:vanish:{request.id}")
         if rng.random() >= self.options.vanish_fraction:
             return None

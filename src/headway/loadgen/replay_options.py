@@ -1,4 +1,4 @@
-"""Where a trace is sent, and how its requests are written."""
+"""Options of a replay, and the form in which requests are sent."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ from headway.http_client import api_url
 from headway.traces import MOONCAKE_BLOCK_TOKENS, TraceRequest
 
 DEFAULT_TIMEOUT_S = 3600.0
-"""Longer than a request waits where a measurement makes sense, and a server that hangs is given up in the end."""
+"""Longer than any sensible wait for a measurement, so that a hanging server is given up eventually."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayOptions:
     """Where a trace is sent, and how.
 
-    `vanish_fraction` of the requests, chosen by the seed, are cut off by their client mid-stream. A `plain`
-    server is asked for nothing that OpenAI's own API does not define: no forced lengths, targets or tenants.
-    With `own_stops` answers end where the model ends them, in place of the trace's lengths. `estimates` are
-    predicted lengths, by request, that the server is told.
-    `timeout_s` limits each whole request, its wait in the server's queue too; inf is for as long as it takes.
+    `vanish_fraction` of the requests, chosen by the seed, are cut off by their client mid-stream. A `plain` server gets
+    nothing that OpenAI's own API does not define: no forced lengths, targets or tenants. With `own_stops` the model
+    ends its answers, instead of at the trace's lengths. `estimates` are predicted lengths by request, which the server
+    is told. `timeout_s` limits each whole request, including its wait in the server's queue; inf for no limit.
     """
 
     url: str
@@ -55,11 +54,11 @@ class ReplayOptions:
 
     @property
     def session_timeout_s(self) -> float | None:
-        """What a session is opened with: None for no limit."""
+        """The session's timeout: None for no limit."""
         return None if self.timeout_s == inf else self.timeout_s
 
     def dialect(self, model: str, max_model_len: int | None) -> Dialect:
-        """How requests are put to a server of this model."""
+        """The form of requests for a server of this model."""
         return Dialect(
             model,
             max_model_len,
@@ -74,13 +73,14 @@ class ReplayOptions:
 
 
 FIRST_ID, LAST_ID = 256, 999
-"""Token ids of made-up prompts: above the special tokens and single bytes of common vocabularies, and in all
-of them, since real ones have thousands of tokens."""
+"""Token ids of generated prompts: above the special tokens and single bytes of common vocabularies, and in all of
+them, since real ones have thousands of tokens.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """The ids that made-up prompts are drawn from, both included, and the seed of the draw."""
+    """The range of ids (inclusive) from which prompts are generated, and the seed."""
 
     first: int = FIRST_ID
     last: int = LAST_ID
@@ -88,7 +88,7 @@ class TokenIds:
 
     @classmethod
     def for_vocabulary(cls, size: int | None, seed: int) -> TokenIds:
-        """Ids of a vocabulary of that size (None: any); the lowest quarter, at most 256, is left out."""
+        """Ids for a vocabulary of that size (None: any); the lowest quarter, at most 256, is left out."""
         if size is None:
             return cls(seed=seed)
         if size < 2:
@@ -106,7 +106,7 @@ class TokenIds:
 def prompt_of(request: TraceRequest, ids: TokenIds) -> str | list[int]:
     """The trace's own prompt as text, or exactly `input_tokens` ids.
 
-    Requests agree on the tokens of the prefix blocks that they share, and on nothing else.
+    Requests share the tokens of their common prefix blocks, and nothing else.
     """
     if request.prompt is not None:
         return request.prompt
@@ -122,10 +122,10 @@ def _block(ids: TokenIds, block: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How a request is put to one server: the model's name and limit, and whether it may hear of more
-    than OpenAI's own API defines (`plain` if not).
+    """How requests are sent to one server: the model's name and limit, and whether it is `plain`.
 
-    With `own_stops` the model ends its answers itself. `estimates` are predicted lengths to say, by request.
+    A plain server gets nothing beyond OpenAI's own API. With `own_stops` the model ends its answers itself. `estimates`
+    are predicted lengths to send, by request.
     """
 
     model: str
@@ -136,11 +136,11 @@ class Dialect:
     estimates: Mapping[str, LengthEstimate] = field(default_factory=dict)
 
     def body(self, request: TraceRequest, attempt: int = 0) -> bytes:
-        """The JSON body of a streamed completion that is to have exactly `output_tokens` tokens.
+        """The JSON body of a streamed completion with exactly `output_tokens` tokens.
 
-        Greedy, so that the same request has the same answer under every policy. A plain server is only
-        asked for at most so many tokens; one whose model stops by itself, for at most the limit. A later `attempt`
-        goes by another name, since the server may not have let go of an earlier one.
+        Greedy, so that a request has the same answer under every policy. A plain server is only asked for at most that
+        many tokens; a model that stops by itself, for at most the limit. A later `attempt` has another id, since the
+        server may still hold the earlier one.
         """
         body: dict[str, object] = {
             "model": self.model,
@@ -162,13 +162,13 @@ class Dialect:
         return msgspec.json.encode(body)
 
     def limit_tokens(self, request: TraceRequest) -> int | None:
-        """The most tokens an answer that the model ends itself may have: declared, else what the context leaves."""
+        """The most tokens of an answer that the model ends itself: declared, else what the context leaves."""
         if request.max_output_tokens is not None or self.max_model_len is None:
             return request.max_output_tokens
         return max(1, self.max_model_len - request.input_tokens)
 
     def too_long(self, request: TraceRequest) -> str | None:
-        """Why the model cannot hold a request, or None; a prompt given as text is the server's to judge."""
+        """Why the model cannot hold a request, or None. For a prompt given as text the server decides."""
         needed = request.input_tokens + request.output_tokens
         if self.max_model_len is None or request.prompt is not None or needed <= self.max_model_len:
             return None
@@ -178,7 +178,7 @@ class Dialect:
         )
 
     def _hints(self, request: TraceRequest) -> dict[str, object]:
-        """Targets, tenant, program and the declared output limit; the forced length is no estimate and stays unsaid."""
+        """Targets, tenant, program and the declared output limit. The forced length is no estimate and is not sent."""
         hints: dict[str, object] = {**target_hints(request.slo)}
         if request.tenant:
             hints[TENANT] = request.tenant

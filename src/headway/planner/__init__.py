@@ -1,1 +1,1 @@
-"""From a trace, targets and GPUs to a deployment: what is possible, tried, chosen, and checked on the real engine."""
+"""Plans a deployment from a trace, targets and GPUs: search, choice, and a check on the real engine."""

@@ -21,10 +21,10 @@ PROGRAM = "headway"
 def arguments(
     model: str, configuration: Configuration, slo: Slo, flags: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """The words of `headway serve` that serve a model so, on the GPUs of one machine.
+    """The arguments of `headway serve` for a model in this configuration, on the GPUs of one machine.
 
-    `flags` are vLLM's beside those of the configuration.
-    Targets are for requests that name none; `serve` has no flag for a deadline, which requests name themselves.
+    `flags` are further flags of vLLM. Targets are for requests that name none; `serve` has no flag for a deadline, so
+    requests must name it.
     """
     words: list[str] = [PROGRAM, "serve", model, "--policy", configuration.policy]
     pools = configuration.pools
@@ -46,12 +46,14 @@ def arguments(
 
 
 FIRST_PORT = 8001
-"""Of the instances of a machine, where there are several; the gateway has 8000."""
+"""Port of a machine's first instance, if there are several; the gateway has 8000."""
 
 
 def script(model: str, configuration: Configuration, slo: Slo, node: Node, flags: Sequence[str] = ()) -> str:
-    """What deploys a configuration, as a shell reads it: one command, or on several machines one for each instance,
-    on GPUs and a port of its own, and the gateway that joins them; machines are called MACHINE1, MACHINE2, ...
+    """The shell script that deploys a configuration.
+
+    One command; or on several machines one for each instance, with its GPUs and port, and the gateway that joins them.
+    Machines are called MACHINE1, MACHINE2, ...
     """
     sizes = node.sizes(configuration.gpus)
     if len(sizes) == 1:
@@ -72,7 +74,7 @@ def script(model: str, configuration: Configuration, slo: Slo, node: Node, flags
 
 
 def vllm_flags(configuration: Configuration) -> tuple[str, ...]:
-    """vLLM's own flags, alike for every instance."""
+    """vLLM's own flags, equal for every instance."""
     flags = [
         *("--max-num-seqs", f"{configuration.seats}"),
         *("--max-num-batched-tokens", f"{configuration.tokens_a_step}"),
@@ -85,7 +87,7 @@ def vllm_flags(configuration: Configuration) -> tuple[str, ...]:
 
 
 def flags_here(machine: Machine, configuration: Configuration) -> tuple[str, ...]:
-    """The flags that vLLM needs here: to start at all, and to be the engine that was simulated, or measured."""
+    """Flags that vLLM needs here: to start at all, and to be the engine that was simulated or measured."""
     flags: list[str] = []
     if machine.costs(configuration.tp).kv_capacity_tokens < machine.context_tokens:
         flags += ["--max-model-len", "auto"]  # vLLM starts only if the longest request it admits fits
@@ -96,31 +98,31 @@ def flags_here(machine: Machine, configuration: Configuration) -> tuple[str, ...
 
 
 def command(words: Sequence[str]) -> str:
-    """The words as a shell reads them."""
+    """Quote the arguments for a shell."""
     return shlex.join(words)
 
 
 def as_started(words: Sequence[str], port: int, more: Sequence[str]) -> list[str]:
-    """The words of a deploy command, without the program's name, for a port, with more flags of `serve`."""
+    """The arguments of a deploy command, without the program's name, for a port, with more flags of `serve`."""
     flags = words.index("--")
     return [*words[1:flags], "--port", f"{port}", *more, *words[flags:]]
 
 
 def records_of_engines(records: Path) -> list[Path]:
-    """The files of records of a deployment: the one it was given, or one of each instance."""
+    """The record files of a deployment: the given one, or one for each instance."""
     return sorted(records.parent.glob(f"{records.stem}*{records.suffix}"))
 
 
 @contextmanager
 def deployed(words: Sequence[str], port: int, log: Path, records: Path) -> Iterator[str]:
-    """The URL of what a deploy command serves, once it is ready; everything it started ends with the block.
+    """Run a deploy command; yield its URL when it is ready. Everything it started ends with the block.
 
-    Its engines begin `records` anew (`records_of_engines`). Raises UpstreamError if it does not get ready, with what
-    its log says of it.
+    Its engines begin `records` anew (`records_of_engines`). Raises UpstreamError, with the end of its log, if it does
+    not become ready.
     """
     for old in records_of_engines(records):
         old.unlink()
-    # A gateway is alive before its instances are; a single server is ready once it is alive.
+    # A gateway is alive before its instances are ready; a single server is ready once it is alive.
     started = as_started(words, port, ("--records", str(records)))
     ready = "/ready" if "--pools" in words or "--instances" in words else "/health"
     with command_server(headway_command(*started), port, log, ready=ready) as server:

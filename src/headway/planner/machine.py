@@ -1,4 +1,4 @@
-"""One deployment: its numbers, the policies and engines they make, and what these cost."""
+"""One deployment: its settings, the policies and engines they give, and the costs of these."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from headway.written_path import written_path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """What serves: `instances` engines of `tp` GPUs each under one policy, or in two pools.
+    """A deployment: `instances` engines of `tp` GPUs each under one policy, or in two pools.
 
-    `lp` of the instances are of low priority, 0 where there are no pools. `seats` is vLLM's `max_num_seqs`,
-    `tokens_a_step` its `max_num_batched_tokens`. `threshold`, `lp_tokens` and `hp_tokens` take the place of the
-    pools' own (`PoolSettings`); None leaves them. `host_gib` is host memory for KV, of each instance. `kv_tier` is
-    beside each GPU. `predictor` says how long answers will be.
+    `lp` of the instances are low-priority, 0 without pools. `seats` is vLLM's `max_num_seqs`, `tokens_a_step` its
+    `max_num_batched_tokens`. `threshold`, `lp_tokens` and `hp_tokens` replace the pools' own (`PoolSettings`); None
+    keeps them. `host_gib` is host memory for KV, for each instance. `kv_tier` is that of each GPU. `predictor` predicts
+    answer lengths.
     """
 
     gpus: int
@@ -47,19 +47,19 @@ class Configuration:
 
     @property
     def pools(self) -> PoolSizes | None:
-        """How many instances each pool has; None without pools."""
+        """Instances in each pool; None without pools."""
         return {LP: self.lp, HP: self.instances - self.lp} if self.lp else None
 
     @property
     def pool_settings(self) -> PoolSettings:
-        """What takes the place of the pools' own settings."""
+        """The settings that replace the pools' own."""
         return PoolSettings(
             hand_off_threshold=self.threshold, lp_tokens=self.lp_tokens, hp_tokens=self.hp_tokens
         )
 
     @property
     def place(self) -> tuple[object, ...]:
-        """Where it comes among others that are as good, so that every ranking is total."""
+        """Sort key among equally good configurations, so that every ranking is total."""
         threshold = -1.0 if self.threshold is None else self.threshold
         budgets = (self.lp_tokens or 0, self.hp_tokens or 0)
         sizes = (self.gpus, self.tp, self.instances, self.lp, self.seats, self.tokens_a_step)
@@ -74,7 +74,7 @@ class Configuration:
         )
 
     def layout(self) -> str:
-        """The instances, for people."""
+        """Describe the instances."""
         pools = self.pools
         named = f"{self.instances}" if pools is None else ",".join(f"{p}={n}" for p, n in pools.items())
         return f"{named} x TP {self.tp}"
@@ -95,13 +95,13 @@ class Configuration:
 
 _POOLS = ("threshold", "lp_tokens", "hp_tokens")
 MOVING = ("policy", "tp", "lp", "seats", "tokens_a_step", *_POOLS, "host_gib", "kv_tier", "predictor")
-"""Settings that a deployment has of its own; GPUs and instances follow from others."""
+"""Settings that a deployment chooses; GPUs and instances follow from others."""
 
 
 def moving_parts(configuration: Configuration, default: Configuration) -> int:
-    """In how many ways it differs from what serves where nothing is chosen; pools count twice, as a policy and apart.
+    """Number of differences from the default; pools count twice, as a policy and as pools.
 
-    Of two configurations as good as each other the one with fewer is easier to run.
+    Of two equally good configurations the one with fewer differences is easier to operate.
     """
     return sum(getattr(configuration, name) != getattr(default, name) for name in MOVING)
 
@@ -111,31 +111,31 @@ NO_POOL = ""
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One of the machines that the GPUs are in: so many of them, and host memory that KV may take.
+    """One of the machines with the GPUs: its number of GPUs, and the host memory for KV.
 
-    None: a single machine has all GPUs; there is as much memory as helps.
+    None: a single machine has all GPUs; host memory is unlimited.
     """
 
     gpus: int | None = None
     host_gib: float | None = None
 
     def sizes(self, gpus: int) -> tuple[int, ...]:
-        """How many of the GPUs each machine has; all but the last are full."""
+        """GPUs of each machine; all but the last are full."""
         each = gpus if self.gpus is None else min(self.gpus, gpus)
         return (each,) * (gpus // each) + ((gpus % each,) if gpus % each else ())
 
     def holds(self, tp: int, gpus: int) -> bool:
-        """Whether instances of `tp` GPUs take up the GPUs with none of them across two machines."""
+        """Whether instances of `tp` GPUs use all GPUs without spanning two machines."""
         return all(size % tp == 0 for size in self.sizes(gpus))
 
     def instances(self, configuration: Configuration) -> int:
-        """Instances on the machine that has most of them."""
+        """Instances on the machine with the most of them."""
         return self.sizes(configuration.gpus)[0] // configuration.tp
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Hardware by name, or a cost file, and a model: all that decides what an engine costs; and what it stands in."""
+    """Hardware (a name or a cost file), a model, and the machines: everything that determines an engine's costs."""
 
     hardware: str
     model: str
@@ -143,44 +143,44 @@ class Machine:
     attention: str = DEFAULT_ATTENTION
 
     def costs(self, tp: int) -> Calibration:
-        """What the model costs on an instance of `tp` GPUs. Raises ConfigError where it does not fit, or is unknown."""
+        """The costs of the model on an instance of `tp` GPUs. Raises ConfigError if it does not fit, or is unknown."""
         return _costs(self.hardware, self.model, tp, self.attention)
 
     @property
     def context_tokens(self) -> int:
-        """The longest request that the model takes; 0 if it does not say."""
+        """The longest request that the model accepts; 0 if unknown."""
         return model_shape(self.model).context_tokens
 
     def fingerprint(self, tp: int) -> str:
-        """Tells these costs from any others."""
+        """Identifies these costs."""
         return _fingerprint(self.hardware, self.model, tp, self.attention)
 
     def largest_measured(self) -> tuple[int, int] | None:
-        """Jobs and tokens of the largest steps in the cost file; None for a GPU of the catalogue, or without rows."""
+        """Jobs and tokens of the largest measured steps; None for a GPU of the catalogue, or without rows."""
         measured = _cost_file(self.hardware)
         if measured is None or not measured.rows:
             return None
         return max(row.num_jobs for row in measured.rows), max(row.num_tokens for row in measured.rows)
 
     def measured_flags(self) -> tuple[str, ...]:
-        """The flags of vLLM that the engine in the cost file was measured with, and that say no size."""
+        """vLLM's flags, except for sizes, with which the engine in the cost file was measured."""
         measured = _cost_file(self.hardware)
         return () if measured is None or measured.engine is None else measured.engine.vllm_flags
 
     def attention_flags(self) -> tuple[str, ...]:
-        """The flags of vLLM that take other attention kernels than it would by itself."""
+        """vLLM's flags that select attention kernels other than its default."""
         if self.attention == DEFAULT_ATTENTION:
             return ()
         return ("--attention-backend", attention_kernels(self.attention).vllm_backend)
 
     def default_limits(self, tp: int) -> EngineLimits:
-        """What vLLM takes where nothing is said. Raises ConfigError as `costs`."""
+        """vLLM's default limits. Raises ConfigError as `costs` does."""
         return _default_limits(self.hardware, self.model, tp, self.attention)
 
     def limits(self, configuration: Configuration) -> EngineLimits:
-        """Of one engine of a configuration, with the CUDA graphs of vLLM's own seats however few it has.
+        """The limits of one engine of a configuration; CUDA graphs stay as for vLLM's default seats.
 
-        Raises ConfigError for one that is not possible.
+        Raises ConfigError for an impossible configuration.
         """
         default = self.default_limits(configuration.tp)
         return replace(
@@ -192,7 +192,7 @@ class Machine:
         )
 
     def system(self, configuration: Configuration) -> System:
-        """What the simulator serves with."""
+        """The simulated system."""
         return System(
             limits=self.limits(configuration),
             calibration=self.costs(configuration.tp),
@@ -206,7 +206,7 @@ class Machine:
 
 
 def planned_policies(configuration: Configuration) -> Policies:
-    """What makes the policies of its engines, the settings of its pools put in place."""
+    """The policies of a configuration's engines, with the settings of its pools."""
     made: dict[str, PolicyFactory] = {
         pool: partial(build_policy, _preset(preset, configuration.pool_settings))
         for pool, preset in presets_of(configuration.policy).items()
@@ -216,7 +216,7 @@ def planned_policies(configuration: Configuration) -> Policies:
 
 @lru_cache(maxsize=64)
 def _preset(name: str, settings: PoolSettings) -> Preset:
-    """A row with these settings in place; to find one takes a look at every installed package."""
+    """A preset with these settings, cached, since finding one searches all installed packages."""
     return settings.preset(name)
 
 

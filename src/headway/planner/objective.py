@@ -1,4 +1,4 @@
-"""What makes one deployment better than another, as sure as few samples can be."""
+"""Compares deployments on few samples."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from headway.statistics import Interval, mean
 
 
 def difference(values: Sequence[float], reference: Sequence[float]) -> Interval:
-    """How much more `values` are than `reference`, sample by sample, so that what both share cancels out."""
+    """The mean paired difference of `values` and `reference`, so that what both share cancels out."""
     return Interval.of([value - other for value, other in zip(values, reference, strict=True)])
 
 
 TIE = 0.005
-"""As good: goodput within half a point, or times within half a per cent, of the best."""
+"""Equally good: goodput within half a point, or times within half a per cent, of the best."""
 
 SECOND_TIE = 0.01
-"""As good in the second figure: within one per cent."""
+"""Equally good in the second figure: within one per cent."""
 
 Finals = Mapping[Configuration, Sequence[Summary]]
-"""What configurations came to, sample by sample, the same samples for all."""
+"""Summaries of each configuration, sample by sample, with equal samples for all."""
 
 
 class Objective(StrEnum):
-    """What is maximised, or minimised; the names are of summary keys."""
+    """What is maximised or minimised; the values are summary keys."""
 
     GOODPUT = "goodput"
     JCT = "mean_jct_s"
 
     @property
     def second(self) -> str:
-        """The summary key that decides between those that are as good."""
+        """The summary key that decides among equally good configurations."""
         return "mean_jct_s" if self is Objective.GOODPUT else "p99_jct_s"
 
     def score(self, summary: Summary) -> float:
-        """How bad a run is, for comparing: goodput below 0, or the logarithm of the mean JCT, so that differences are
-        of points or of ratios. inf where nothing was measured, or, without targets, a request did not finish.
+        """The cost of a run, lower is better: negative goodput, or the logarithm of the mean JCT.
+
+        Differences are then points or ratios. inf if nothing was measured, or if, without targets, a request did not
+        finish.
         """
         if self is Objective.GOODPUT:
             return inf if summary.goodput is None else -summary.goodput
@@ -49,27 +51,27 @@ class Objective(StrEnum):
         return log(summary.mean_jct_s)
 
     def second_score(self, summaries: Sequence[Summary]) -> float:
-        """How bad the second figure is on the mean; inf where it was not measured."""
+        """The mean cost in the second figure; inf if it was not measured."""
         found = interval_of(summaries, self.second)
         return inf if found is None else found.mean
 
     def mean(self, summaries: Sequence[Summary]) -> Interval | None:
-        """The figure itself over the samples; None where it was not measured."""
+        """The figure itself over the samples; None if it was not measured."""
         return interval_of(summaries, self.value)
 
 
 def interval_of(summaries: Sequence[Summary], key: str) -> Interval | None:
-    """A summary key over the samples; None where one of them has no such value."""
+    """A summary key over the samples; None if one of them lacks it."""
     values = [getattr(summary, key) for summary in summaries]
     return None if None in values else Interval.of(values)
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a choice brings over the default, by samples that both were measured on.
+    """What a choice gains over the default, on samples that both were measured on.
 
-    `points` is the difference in goodput (None without targets), `ratio` of goodput, or of the default's mean JCT over
-    the choice's; above 0 and 1 the choice is better. None where the default meets no target at all.
+    `points` is the difference in goodput (None without targets). `ratio` is that of goodput, or of the default's mean
+    JCT to the choice's; above 0 and 1 the choice is better. None if the default meets no target at all.
     """
 
     points: Interval | None
@@ -91,10 +93,10 @@ def gain(objective: Objective, choice: Sequence[Summary], default: Sequence[Summ
 
 
 def choose(objective: Objective, finals: Finals, default: Configuration) -> Configuration:
-    """The best: of those within a tie of the best by the objective, and of these in the second figure, the simplest.
+    """The best configuration: among those tied in the objective and then in the second figure, the simplest.
 
-    Simplest is the one with the fewest moving parts, then the better by the objective. Of those that left a request
-    unserved one is chosen only if there is no other.
+    The simplest has the fewest moving parts; among equals the objective decides. A configuration that left a request
+    unserved is chosen only if all did.
     """
     means = {each: mean(map(objective.score, summaries)) for each, summaries in finals.items()}
     best = min(means.values())

@@ -1,4 +1,4 @@
-"""A whole plan: what is tried, searched, chosen, compared with the default on unseen samples, and how few GPUs do."""
+"""A whole plan: search, choice, comparison with the default on unseen samples, and the fewest GPUs."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from headway.results import Summary
 from headway.statistics import Interval
 
 BUDGET = 240
-"""Configurations tried where neither a number nor minutes are given."""
+"""Configurations tried if neither a number nor minutes are given."""
 
 PROBES = 3
-"""Configurations of each policy that are timed before a budget is made of minutes."""
+"""Configurations of each policy that are timed before minutes are converted into a budget."""
 
 PROBE_SHARE = 1 / (1 << MOST_HALVINGS)
-"""Of the last window, the part that is timed: the window of the first of three rungs or more."""
+"""Part of the last window that is timed: the window of the first of three rungs or more."""
 
 SAFETY = 0.8
-"""Of the minutes, the part that is planned with: what is tried first is not all there is."""
+"""Part of the minutes that is planned; the rest is reserve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effort:
-    """How much is tried: so many configurations, or as many as will take so many minutes; in up to `jobs` processes."""
+    """How much to try: a number of configurations, or as many as fit into minutes; in up to `jobs` processes."""
 
     budget: int | None = None
     minutes: float | None = None
@@ -51,11 +51,10 @@ class Effort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fewest:
-    """The smallest number of GPUs whose best configuration holds the aim, on the samples that chose it and on others;
-    None if not even all of them do.
+    """The smallest number of GPUs whose best configuration holds the aim; None if not even all of them do.
 
-    `goodput` is what it has there on samples that chose nothing; where all of them do not hold it, on those that it
-    fails. `sure` if the whole interval holds the aim.
+    It must hold on the samples that chose it and on unseen ones. `goodput` is that on unseen samples; if all GPUs fail
+    the aim, that on the samples on which they fail. `sure` if the whole interval holds the aim.
     """
 
     gpus: int | None
@@ -64,16 +63,16 @@ class Fewest:
 
     @property
     def sure(self) -> bool:
-        """Whether the aim is held by all of the interval."""
+        """Whether the whole interval holds the aim."""
         return self.gpus is not None and self.goodput is not None and self.goodput.low >= self.aim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDeployment:
-    """What a plan came to.
+    """The result of a plan.
 
-    `best` is the best configuration on each number of GPUs, at the last rung; `choice` the answer, `default` stock
-    vLLM on as many GPUs. `unseen` is what these two came to on samples that chose nothing, and `gain` is of those.
+    `best` is the best configuration on each number of GPUs, at the last rung; `choice` the answer, `default` stock vLLM
+    on as many GPUs. `unseen` has the results of these two on samples not used in the search, from which `gain` follows.
     """
 
     prepared: Prepared
@@ -90,12 +89,12 @@ class PlannedDeployment:
 
     @property
     def is_too_few(self) -> bool:
-        """Whether not even all of the GPUs hold the goodput that was asked for."""
+        """Whether not even all of the GPUs reach the required goodput."""
         return self.fewest is not None and self.fewest.gpus is None
 
 
 def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell) -> PlannedDeployment:
-    """Search, choose and compare. What is simulated is kept run by run, so that the same plan goes on after a kill."""
+    """Search, choose and compare. Each simulated run is kept, so that a killed plan can continue."""
     started_s = time.monotonic()
     runner = Runner(prepared.task, prepared.window_s, kept, effort.jobs, tell)
     budget = _budget(prepared, effort, runner)
@@ -133,7 +132,7 @@ def make_plan(prepared: Prepared, effort: Effort, kept: KeptPlanRuns, tell: Tell
 
 
 def _best(prepared: Prepared, tried: Field, found: SearchResult) -> dict[int, Configuration]:
-    """Of those that were to be tried; the default is only compared with, unless it is one of them."""
+    """The best configuration by number of GPUs; the default only counts if it was a candidate."""
     return {
         gpus: choose(
             prepared.objective,
@@ -146,7 +145,9 @@ def _best(prepared: Prepared, tried: Field, found: SearchResult) -> dict[int, Co
 
 
 def _holding(prepared: Prepared, finals: Finals) -> Finals:
-    """With `fewest` those that hold the aim, if any does: none is simple enough to miss it for that. Else all."""
+    """With `fewest`, the configurations that hold the aim, if any: simplicity does not excuse missing it. Otherwise
+    all.
+    """
     if not prepared.request.fewest:
         return finals
     return {each: found for each, found in finals.items() if _holds(prepared, found)} or finals
@@ -163,7 +164,7 @@ def _fewest(
     found: SearchResult,
     on_unseen: Callable[[int], Mapping[Configuration, Sequence[Summary]]],
 ) -> Fewest:
-    """Number by number: what holds the aim on the samples that chose it may miss it on those that chose nothing."""
+    """Go through the numbers of GPUs: one that holds the aim on the search's samples may miss it on unseen ones."""
     aim, goodput = prepared.request.least_goodput, None
     for gpus, configuration in best.items():
         summaries = found.finals[gpus][configuration]
@@ -190,7 +191,7 @@ def _on_unseen(
 
 
 def _budget(prepared: Prepared, effort: Effort, runner: Runner) -> int:
-    """Configurations to try. What is timed is kept with how long it took: a plan that goes on tries the same."""
+    """The number of configurations to try. Timings are kept, so that a continued plan tries the same ones."""
     if effort.minutes is None:
         return BUDGET if effort.budget is None else effort.budget
     window_s = PROBE_SHARE * prepared.window_s
@@ -205,10 +206,10 @@ def _budget(prepared: Prepared, effort: Effort, runner: Runner) -> int:
 
 
 def affordable(seconds: float, rate: float, samples: int, window_s: float, most: int) -> int:
-    """How many configurations can be searched in so many seconds of one core, at `rate` of them for each of the trace.
+    """How many configurations can be searched in this many seconds of one core, at `rate` per second of trace.
 
-    At least 1, at most `most`. One after another, since one configuration more may mean one rung more, with a shorter
-    first window, and so cost less. O(most).
+    At least 1, at most `most`. Counts upwards one by one: one more configuration may add a rung, with a shorter first
+    window, and so cost less. O(most).
     """
     counts = range(most, 1, -1)
     return next((count for count in counts if rate * sampled_s(count, samples, window_s) <= seconds), 1)

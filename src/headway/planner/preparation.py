@@ -1,4 +1,4 @@
-"""All that is found out of a plan before anything is tried, and what is said of it."""
+"""Everything known about a plan before the search, and the introduction for users."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from headway.traces import TraceRequest
 USUAL = ("vllm", "headway", "sarathi", "predicted", "fastserve")
 WITH_TARGETS = ("edf",)
 WITH_POOLS = ("ascendra",)
-"""Policies tried where none are named: those that exist, the latter two where there is something for them to do."""
+"""Default policies; the latter groups only if there is something for them to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """What is searched, and what was found out on the way.
+    """What is searched, with the facts derived on the way.
 
-    `rate_rps` is the mean rate of requests as they are sent, `left_out` counts those that no layout could hold or the
-    model read, `default` is stock vLLM on all of the GPUs. `asked` are the targets of all requests.
+    `rate_rps` is the mean rate of the requests, `left_out` counts those that no layout or model can hold, `default` is
+    stock vLLM on all of the GPUs. `asked` are the targets of all requests.
     """
 
     request: PlanRequest
@@ -48,16 +48,16 @@ class Prepared:
 
     @property
     def default(self) -> Configuration:
-        """Stock vLLM with the flags it takes by itself, on all of the GPUs."""
+        """Stock vLLM with its default flags, on all of the GPUs."""
         return self.space.default[self.request.gpus]
 
     @property
     def targets(self) -> Slo:
-        """What all requests that have targets ask for; without the kinds in which they differ."""
+        """The targets that all requests with targets share; without the kinds in which they differ."""
         return self.asked.alike
 
     def manifest(self) -> dict[str, object]:
-        """All that decides which answer is looked for, as plain data; how long for is no part of it."""
+        """Everything that determines the answer, as plain data; the search's duration does not."""
         request, task = self.request, self.task
         return {
             "headway": release(),
@@ -81,7 +81,7 @@ class Prepared:
 
 
 def prepare(request: PlanRequest) -> Prepared:
-    """Everything that can be known, and refused, before the search. May simulate one burst, for `load`.
+    """Derive and check everything before the search. May simulate one burst, for `load`.
 
     Raises ConfigError or TraceError for anything that is not accepted.
     """
@@ -117,7 +117,7 @@ def prepare(request: PlanRequest) -> Prepared:
 
 
 def _task(request: PlanRequest, requests: Sequence[TraceRequest]) -> Task:
-    """The task of a plan, over all that its samples may draw. Raises TraceError if nothing of it fits."""
+    """The task of a plan, over everything that its samples may draw. Raises TraceError if nothing fits."""
     machine = Machine(request.hardware, request.model, request.node, request.attention)
     seeds = range(samples_in_all(request.seeds))
     facts = trace_facts(request.trace, seeds)
@@ -158,7 +158,7 @@ def _space(request: PlanRequest, task: Task, asked: Targets, policies: tuple[str
 
 
 def usual_policies(asked: Targets, gpus: int) -> tuple[str, ...]:
-    """What is tried where no policies are named: what goes by a kind of target if some request has one of that kind."""
+    """The default policies: those that use a kind of target only if some request has one."""
     known = known_presets()
     names = [*USUAL, *(WITH_TARGETS if asked else ())]
     pools = WITH_POOLS if asked.shortest.ttft_s is not None and gpus > 1 else ()
@@ -166,7 +166,7 @@ def usual_policies(asked: Targets, gpus: int) -> tuple[str, ...]:
 
 
 def _room_tokens(machine: Machine, counts: Sequence[int]) -> int:
-    """Tokens that the roomiest instance holds. Raises ConfigError, of the smallest, where none holds the model."""
+    """Tokens that the largest instance holds. Raises ConfigError, of the smallest, if none holds the model."""
     rooms: list[int] = []
     errors: list[ConfigError] = []
     for tp in TP_SIZES:
@@ -181,7 +181,7 @@ def _room_tokens(machine: Machine, counts: Sequence[int]) -> int:
 
 
 def _longest_tokens(trace: Trace, seeds: range, room_tokens: int) -> int:
-    """Prompt and answer together of the longest request that any instance holds, over all that is drawn."""
+    """Prompt and answer together of the longest request that any instance holds, over everything drawn."""
     drawn = seeds if trace.is_drawn else seeds[:1]
     return max(
         each.input_tokens + each.output_tokens
@@ -191,16 +191,16 @@ def _longest_tokens(trace: Trace, seeds: range, room_tokens: int) -> int:
 
 
 def _rate_rps(requests: Sequence[TraceRequest]) -> float:
-    """Mean rate from the first arrival to the last; of requests that all come at once, as if within a second."""
+    """Mean rate from the first arrival to the last; simultaneous requests count as if within a second."""
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
     return len(requests) / (duration_s or 1.0)
 
 
-# ---- what is said of it before the search --------------------------------------------------------------
+# ---- what users read before the search -----------------------------------------------------------------
 
 
 def introduction(prepared: Prepared) -> str:
-    """Lines for people: what serves what, what the best is, and how much of it is not possible, by reason."""
+    """Lines about the deployment, the objective, and how much is impossible, by reason."""
     request, space, asked = prepared.request, prepared.space, prepared.asked
     costs = prepared.task.machine.costs(prepared.default.tp)
     known = "DERIVED, not measured: " if costs.derived else ""
@@ -232,7 +232,7 @@ def _said_of_best(asked: Targets) -> str:
 
 
 def _said_of_overlap(prepared: Prepared) -> list[str]:
-    """A warning where half of the windows do not fit a trace; a generated one is drawn anew for each."""
+    """A warning if half of the windows do not fit a trace; a generated one is drawn anew for each."""
     request, window_s = prepared.request, prepared.window_s
     duration_s, windows = prepared.requests / prepared.rate_rps, samples_in_all(request.seeds)
     if request.trace.is_drawn or duration_s >= windows * window_s / 2:

@@ -1,4 +1,4 @@
-"""What GPUs cost: one plan on each kind that has a price, and the cheapest that keeps the targets."""
+"""Prices of GPUs: one plan on each priced kind, and the cheapest that meets the aim."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ACCEPTED = "HARDWARE=X, the price of one GPU for an hour, such as h100=2.5"
 
 
 def parse_prices(texts: Iterable[str]) -> dict[str, float]:
-    """Hardware -> the price of one GPU for an hour. Raises ConfigError for text that says no price, or two."""
+    """Hardware -> the price of one GPU for an hour. Raises ConfigError for text without a price, or a repeated kind."""
     prices: dict[str, float] = {}
     for text in texts:
-        name, _, price = text.rpartition("=")  # a data sheet has such signs too
+        name, _, price = text.rpartition("=")  # data sheets in a name contain such signs too
         try:
             value = float(price)
         except ValueError:
@@ -30,9 +30,9 @@ def parse_prices(texts: Iterable[str]) -> dict[str, float]:
 
 
 def priced(request: PlanRequest, prices: dict[str, float]) -> list[PlanRequest]:
-    """The plan for each kind of GPU that has a price, that of the request first; the request itself if none has.
+    """The plan for each priced kind of GPU, the request's own first; the request itself if none has a price.
 
-    Raises ConfigError where the request's own has none, and for a load in multiples of what each kind gets through.
+    Raises ConfigError if the request's own kind has no price, and for a load relative to each kind's capacity.
     """
     if not prices:
         return [request]
@@ -49,19 +49,19 @@ def priced(request: PlanRequest, prices: dict[str, float]) -> list[PlanRequest]:
 
 
 def per_hour(planned: PlannedDeployment) -> float | None:
-    """What the fewest GPUs that hold the aim cost an hour; None without a price, or if not even all of them hold it."""
+    """Hourly price of the fewest GPUs that hold the aim; None without a price, or if not even all of them do."""
     price, fewest = planned.prepared.request.price, planned.fewest
     return None if price is None or fewest is None or fewest.gpus is None else price * fewest.gpus
 
 
 def cheapest(plans: Sequence[PlannedDeployment]) -> PlannedDeployment:
-    """The plan that holds the aim for the least an hour, of several as cheap the first; the first if none holds it."""
+    """The plan that holds the aim most cheaply, the first among equals; the first plan if none holds it."""
     holding = [(cost, place) for place, each in enumerate(plans) if (cost := per_hour(each)) is not None]
     return plans[min(holding)[1]] if holding else plans[0]
 
 
 def said_of_prices(plans: Sequence[PlannedDeployment]) -> list[str]:
-    """A line for each kind of GPU: how many hold the aim, what they cost, and the goodput they have."""
+    """A line for each kind of GPU: how many hold the aim, their price, and their goodput."""
     if plans[0].prepared.request.price is None:
         return []
     return [_said(each, each is cheapest(plans)) for each in plans]
@@ -89,7 +89,7 @@ def _interval(interval: Interval | None) -> str:
 
 
 def prices_data(plans: Sequence[PlannedDeployment]) -> dict[str, Any] | None:
-    """What scripts read of prices; None without."""
+    """Prices for scripts; None without prices."""
     if plans[0].prepared.request.price is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""A plan made small enough to check here: configuration, trace and targets, and what engines say of it."""
+"""A plan scaled down to this machine: configuration, trace and targets; and the engines' measurements."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from headway.traces import TraceRequest, scale_lengths
 
 MODEL = "demo"
 MAX_SEATS, MAX_TOKENS_A_STEP = 128, 2048
-"""What vLLM takes by itself on a CPU, and what `headway profile` measures up to."""
+"""vLLM's default limits on a CPU, up to which `headway profile` measures."""
 MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS = 1024, 192
 MAX_HOST_GIB = 0.5
 
 
 def scaled_down(configuration: Configuration) -> Configuration:
-    """The policy of a configuration on one instance here, or one of each pool, with sizes that a CPU has."""
+    """The policy of a configuration on one instance here, or one in each pool, with sizes that suit a CPU."""
     instances = 1 if configuration.pools is None else len(configuration.pools)
     return replace(
         configuration,
@@ -43,9 +43,9 @@ def scaled_down(configuration: Configuration) -> Configuration:
 
 
 def shortened(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """The requests with lengths that the small model holds; prompts given as text become tokens, which are made up.
+    """The requests with lengths that the small model holds; prompts given as text become generated tokens.
 
-    Each declares the same output limit, so that policies see no other here than in the simulation.
+    All declare the same output limit, so that policies see the same one here and in the simulation.
     """
     bare = [replace(request, prompt=None) for request in requests]
     fitted = scale_lengths(bare, MAX_INPUT_TOKENS, MAX_OUTPUT_TOKENS)
@@ -53,14 +53,14 @@ def shortened(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
 
 
 def alone_s(costs: Calibration, input_tokens: float, output_tokens: float) -> tuple[float, float, float]:
-    """Seconds that a request takes alone on an engine: its prompt, a token of its answer halfway through, and all."""
+    """Seconds that a request takes alone on an engine: its prompt, a token halfway through its answer, and in total."""
     prefill_s = _step_s(costs, round(input_tokens), 0)
     decode_s = _step_s(costs, 1, round(input_tokens + output_tokens / 2))
     return prefill_s, decode_s, prefill_s + output_tokens * decode_s
 
 
 def _typical_s(costs: Calibration, requests: Sequence[TraceRequest]) -> tuple[float, float, float]:
-    """The typical times of a request with the mean lengths of these."""
+    """The times of a request with the mean lengths of these."""
     lengths = ((each.input_tokens, each.output_tokens) for each in requests)
     return alone_s(costs, *map(mean, zip(*lengths, strict=True)))
 
@@ -74,14 +74,14 @@ def _step_s(costs: Calibration, new_tokens: int, context_tokens: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TargetScale:
-    """What a second of a target there is worth here: by the time that a typical request takes alone on either."""
+    """Converts targets to this machine, by the time that a typical request takes alone on either."""
 
     ttft: float = 1.0
     tbt: float = 1.0
     deadline: float = 1.0
 
     def targets(self, slo: Slo) -> Slo:
-        """Targets in the time of this machine, none longer than a target may be: nothing served here is."""
+        """Targets for this machine, none longer than allowed, so that no job counts as one that can wait."""
         return Slo(
             ttft_s=_worth(slo.ttft_s, self.ttft),
             tbt_s=_worth(slo.tbt_s, self.tbt),
@@ -96,7 +96,7 @@ def _worth(target_s: float | None, rate: float) -> float | None:
 def target_scale(
     planned: tuple[Machine, int, Sequence[TraceRequest]], here: Machine, requests: Sequence[TraceRequest]
 ) -> TargetScale:
-    """From the machine that was planned for (its TP, its requests) to this one; 1 to 1 where they are the same."""
+    """The scale from the planned machine (its TP, its requests) to this one; 1 if they are the same."""
     machine, tp, theirs = planned
     if machine == here:
         return TargetScale()
@@ -106,9 +106,7 @@ def target_scale(
 
 @dataclass(frozen=True, slots=True)
 class EngineView:
-    """Requests at the times at which they came to an engine, the first at 0 s, and the engine's record of each, by the
-    id that its client gave it.
-    """
+    """Requests at the times at which engines received them, the first at 0 s, and the engines' records by client id."""
 
     requests: Sequence[TraceRequest]
     records: Sequence[Record]
@@ -117,9 +115,9 @@ class EngineView:
 def engine_view(requests: Iterable[TraceRequest], engine: Iterable[Record]) -> EngineView:
     """The requests as the engines of one machine saw them, in order of arrival. O(n log n).
 
-    What a client and a server on busy cores were late with is thus no one's error. A request that was handed off came
-    to the first engine and ended in the last, which was told what was left of its targets: all are judged by the
-    request's own. Raises UpstreamError if an engine tells of a request not at all.
+    Delays of a client and a server on busy cores then count for neither side. A request that was handed off arrived at
+    the first engine and ended at the last, which knew only the remaining targets: all are judged by the request's own.
+    Raises UpstreamError if no engine reports a request.
     """
     seen = by_client_id(engine)
     pairs: list[tuple[Record, TraceRequest]] = []
@@ -137,26 +135,28 @@ def engine_view(requests: Iterable[TraceRequest], engine: Iterable[Record]) -> E
 
 
 LOADS = (0.25, 0.125, 0.0625)
-"""Of what the choice gets through here by itself: a server and a client share its cores. High enough for requests to
-wait for one another; less where a trace comes in such bursts that a per cent in each step is ten in the waiting."""
+"""Loads to try, as shares of what the choice serves here: server and client share its cores. High enough for
+requests to wait for each other; lower if a trace is so bursty that one per cent in each step becomes ten in
+waiting.
+"""
 SLOWER, MOST_LONGER = 1.1, 1.2
-"""Where steps that are so many times as long make the mean JCT more times as long than this, less is served."""
+"""If steps SLOWER times as long make the mean JCT more than MOST_LONGER times as long, a lower load is used."""
 
 CLOCK_SEEDS = 3
 FEWEST_REQUESTS = 48
 ROUNDS = 6
 ALIKE = 0.1
-"""Times to the first token that differ by less of themselves say nothing of how steps are longer."""
+"""Times to the first token with a smaller relative difference say nothing about how steps are longer."""
 NEAR = 0.002
-"""Of the logarithm of the time in service: a fifth of a per cent."""
+"""Tolerance of the logarithm of the time in service: a fifth of a per cent."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServingOverhead:
     """What serving adds to an engine's own steps on this machine.
 
-    While a server and a client share its cores each step takes `step_factor` times as long, and `step_s` more. From a
-    request's arrival to its first token `first_token_s` pass beyond those steps.
+    While a server and a client share its cores, each step takes `step_factor` times as long, and `step_s` more. From a
+    request's arrival to its first token another `first_token_s` pass.
     """
 
     step_factor: float = 1.0
@@ -166,7 +166,7 @@ class ServingOverhead:
 
 @dataclass(frozen=True, slots=True)
 class _Longer:
-    """A step law with so much more in every step."""
+    """A step law with an overhead in every step."""
 
     law: StepSeconds
     more_s: float
@@ -178,9 +178,9 @@ class _Longer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplaySetup:
-    """What serves here, by which costs, and the part of the trace that is replayed.
+    """The deployment here, its costs, and the part of the trace that is replayed.
 
-    Every other request is `calibrating`: it measures how fast the machine was meanwhile. The rest is compared.
+    Every other request is `calibrating`: it measures the machine's speed at the time. The rest is compared.
     """
 
     machine: Machine
@@ -190,11 +190,11 @@ class ReplaySetup:
 
     @property
     def calibrating(self) -> frozenset[str]:
-        """The ids of those that say how fast the machine was."""
+        """Ids of the requests that measure the machine's speed."""
         return frozenset(request.id for request in self.requests[::2])
 
     def simulated(self, requests: Sequence[TraceRequest], served: ServingOverhead) -> list[list[Record]]:
-        """What the simulator says of requests, with each seed of its clock's noise."""
+        """Simulated records of the requests, for each seed of the clock's noise."""
         system = self.machine.system(self.configuration)
         costs = system.calibration
         slower = replace(
@@ -230,7 +230,7 @@ def _later(record: Record, seconds: float) -> Record:
 
 
 def check_requests(number: int) -> None:
-    """Raise ConfigError for so few requests that their means say nothing."""
+    """Raise ConfigError for too few requests to have meaningful means."""
     if number < FEWEST_REQUESTS:
         raise ConfigError(f"the trace has {number} requests; accepted with verify: {FEWEST_REQUESTS} or more")
 
@@ -238,7 +238,7 @@ def check_requests(number: int) -> None:
 def set_up_replay(
     planned: PlannedDeployment, here: Configuration, machine: Machine, seconds: float
 ) -> ReplaySetup:
-    """The trace fitted to this machine: lengths, rate and targets. Raises ConfigError for a trace that is too short."""
+    """Fit the trace to this machine: lengths, rate and targets. Raises ConfigError for a trace that is too short."""
     task = planned.prepared.task
     check_requests(planned.prepared.requests)
     theirs = task.requests()
@@ -257,7 +257,7 @@ def set_up_replay(
 
 
 def _times_longer(setup: ReplaySetup) -> float:
-    """How many times as long the mean JCT is on a machine whose steps take SLOWER times as long."""
+    """The factor by which the mean JCT grows if steps take SLOWER times as long."""
     usual_s, slower_s = (
         _told(setup, setup.simulated(setup.requests, ServingOverhead(factor)), jct_s)
         for factor in (1.0, SLOWER)
@@ -273,10 +273,10 @@ def at_rate(requests: Sequence[TraceRequest], rate_rps: float) -> list[TraceRequ
 
 
 def serving_overhead(setup: ReplaySetup, came: EngineView) -> ServingOverhead:
-    """What serving adds, from what came of the calibrating requests. Raises ConfigError where none was answered.
+    """The overhead of serving, from the calibrating requests. Raises ConfigError if none was answered.
 
-    Time in service says how much longer steps are: by a factor, or by a constant in each. Both happen, and the time to
-    the first token separates them, since prompts take longer steps than answers do; what it still lacks then is beyond
+    The time in service tells how much longer steps are, by a factor or by a constant in each. Both occur, and the time
+    to the first token separates them, since prompts take longer steps than answers do; its remainder is outside of
     steps. The time between tokens says nothing: a policy that cuts prompts to keep that target keeps it on a slower
     machine too.
     """
@@ -304,14 +304,14 @@ def serving_overhead(setup: ReplaySetup, came: EngineView) -> ServingOverhead:
 
 
 def _share(value: float, at_0: float, at_1: float) -> float:
-    """Where a value stands between two others, 0 to 1; 1 where they are about alike, so that it says nothing."""
+    """The position of a value between two others, 0 to 1; 1 if these are about equal and so tell nothing."""
     if abs(at_1 - at_0) < ALIKE * value:
         return 1.0
     return min(1.0, max(0.0, (value - at_0) / (at_1 - at_0)))
 
 
 def _root(off: Callable[[float], float], off_0: float, guess: float) -> float:
-    """Where `off`, which is `off_0` at 0, is nothing, by secants: slower steps make larger batches, which are slower
+    """The root of `off`, which is `off_0` at 0, by secants: slower steps make larger batches, which are slower
     still.
     """
     before, off_before, now = 0.0, off_0, guess
@@ -334,7 +334,7 @@ def _in_service_s(record: Record) -> float | None:
 def _told(
     setup: ReplaySetup, runs: Sequence[Sequence[Record]], value: Callable[[Record], float | None]
 ) -> float:
-    """The mean over the calibrating requests of all runs. Raises ConfigError where none has the value."""
+    """The mean over the calibrating requests of all runs. Raises ConfigError if none has the value."""
     calibrating = setup.calibrating
     values = known(value(record) for records in runs for record in records if record.id in calibrating)
     if not values:

@@ -1,4 +1,4 @@
-"""A plan for people and for scripts: a table, one JSON object, and a plot of what more GPUs buy."""
+"""A plan as a table, as one JSON object, and as a plot of what more GPUs bring."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLANNED, DEFAULT = "planned", "vllm, its own flags"
 
 
 def front(values: Mapping[int, float], objective: Objective) -> list[int]:
-    """The numbers of GPUs that no smaller or equal number does as well as, rising.
+    """The numbers of GPUs, ascending, that do better than every smaller number.
 
     >>> front({1: 0.5, 2: 0.9, 4: 0.9}, Objective.GOODPUT)
     [1, 2]
@@ -42,14 +42,14 @@ def front(values: Mapping[int, float], objective: Objective) -> list[int]:
 
 
 def figures(planned: PlannedDeployment, which: Mapping[int, Configuration]) -> dict[int, float]:
-    """What these configurations came to at the last rung, where it was measured."""
+    """The results of these configurations at the last rung, where measured."""
     objective = planned.prepared.objective
     means = {gpus: objective.mean(planned.found.finals[gpus][each]) for gpus, each in which.items()}
     return {gpus: mean.mean for gpus, mean in means.items() if mean is not None}
 
 
 def pareto_svg(planned: PlannedDeployment) -> str:
-    """The figure against GPUs, of the best configurations and of stock vLLM."""
+    """Plot the figure against GPUs, for the best configurations and for stock vLLM."""
     objective = planned.prepared.objective
     column = COLUMNS[objective.value]
     default = {gpus: planned.prepared.space.default[gpus] for gpus in planned.best}
@@ -70,14 +70,14 @@ def pareto_svg(planned: PlannedDeployment) -> str:
 
 
 SHOWN = ("goodput", "mean_jct_s", "p99_jct_s", "mean_ttft_s", "p99_ttft_s", "mean_tbt_s", "throughput_rps")
-"""Summary keys that the JSON object has of each configuration."""
+"""Summary keys of each configuration in the JSON object."""
 
 RIVALS = 5
-"""Configurations shown on all of the GPUs, beside the best on fewer."""
+"""Configurations shown on all of the GPUs, besides the best on fewer."""
 
 
 def serve_arguments(planned: PlannedDeployment) -> tuple[str, ...]:
-    """The words that deploy the choice on one machine."""
+    """The arguments that deploy the choice on one machine."""
     return arguments(*_deployed(planned), flags_here(planned.prepared.task.machine, planned.choice))
 
 
@@ -97,7 +97,7 @@ def _deployed(planned: PlannedDeployment) -> tuple[str, Configuration, Slo]:
 
 
 def plan_data(planned: PlannedDeployment) -> dict[str, Any]:
-    """What scripts read; shares are 0 to 1, times in seconds, intervals 95 %, null where there is none."""
+    """The plan for scripts; shares are 0 to 1, times in seconds, intervals 95 %, null if there is none."""
     prepared = planned.prepared
     machines = len(prepared.request.node.sizes(planned.choice.gpus))
     defaults = {gpus: prepared.space.default[gpus] for gpus in planned.best}
@@ -174,11 +174,11 @@ def _fewest_data(planned: PlannedDeployment) -> dict[str, Any] | None:
     return {"gpus": fewest.gpus, "aim": fewest.aim, "goodput": goodput, "sure": fewest.sure}
 
 
-# ---- for people ----------------------------------------------------------------------------------------
+# ---- tables --------------------------------------------------------------------------------------------
 
 
 def plan_table(planned: PlannedDeployment) -> RenderableType:
-    """The choice, those next to it, the best on fewer GPUs, and stock vLLM on each; then what it comes to."""
+    """The choice, its neighbours, the best on fewer GPUs, and stock vLLM on each; then the result."""
     objective = planned.prepared.objective
     table = Table(box=SIMPLE_HEAD, header_style="", title="simulated, last rung", title_justify="left")
     table.add_column("GPUs", justify="right", vertical="bottom")
@@ -212,7 +212,7 @@ def _rows(planned: PlannedDeployment, gpus: int) -> list[Configuration]:
 
 
 def _named(planned: PlannedDeployment, configuration: Configuration) -> str:
-    """The configuration, and whether it is the answer or what is compared with."""
+    """The configuration, marked if it is the answer or the reference."""
     default = planned.prepared.space.default[configuration.gpus]
     marks = {"choice": planned.choice, "default": default}
     named = [mark for mark, marked in marks.items() if marked == configuration]
@@ -251,7 +251,7 @@ def _signed(interval: Interval) -> str:
 
 
 def _said_of_gpus(planned: PlannedDeployment) -> list[str]:
-    """Why all GPUs are taken where fewer meet as many targets: so it was asked, and what more of them buy."""
+    """Why all GPUs are used although fewer meet as many targets: as requested, and what more of them bring."""
     objective, choice, finals = planned.prepared.objective, planned.choice, planned.found.finals
     if planned.fewest is not None or objective is not Objective.GOODPUT:
         return []

@@ -1,4 +1,4 @@
-"""What a plan is asked for, and the targets of its requests together."""
+"""The request for a plan, and the combined targets of its requests."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from headway.traces import TraceRequest
 
 SEEDS = 5
 AIM = 0.9
-"""Goodput that `fewest` wants held, where nothing else is asked for."""
+"""Default goodput for `fewest`."""
 
 MOST_GPUS = 512
-"""All settings are listed before the search, some 600 for each GPU: of 512 in 3 s and 0.2 GB."""
+"""Limit of GPUs: all settings are listed before the search, some 600 for each GPU; 512 take 3 s and 0.2 GB."""
 MOST_GPUS_ONE_BY_ONE = 64
-"""With `fewest` every number of GPUs has settings of its own: up to 64 there are 700,000, in 4 s and 0.25 GB; up to 256
-sixteen times as many.
+"""Limit with `fewest`, for which every number of GPUs has settings: 64 give 700,000 in 4 s and 0.25 GB, 256 would
+give sixteen times as many.
 """
 
 KINDS = tuple(field.name for field in fields(Slo))
 NAMES = {"ttft_s": "first token", "tbt_s": "between tokens", "deadline_s": "whole answer"}
-"""What people call each kind of target."""
+"""Names of the kinds of targets in messages."""
 
 
 _DEPLOYABLE = [name for name, row in ATTENTION_KERNELS.items() if row.vllm_backend]
@@ -47,12 +47,12 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A plan as a user asks for it; None means the usual value.
+    """A request for a plan; None means the default.
 
-    `load` takes the place of `rate_scale`: a multiple of the rate that stock vLLM sustains on all of the GPUs. With
-    `fewest` every number of GPUs is searched alike, for the smallest that holds `aim`. `kv_tier` is that of each GPU.
-    Machines have `per_node` of the GPUs each, and `host_memory_gib` that KV may take. `price` is of a GPU for an hour.
-    `attention` names the engine version whose attention kernels serve.
+    `load` replaces `rate_scale`: a multiple of the rate that stock vLLM sustains on all of the GPUs. With `fewest`
+    every number of GPUs is searched, for the smallest that holds `aim`. `kv_tier` is that of each GPU. Machines have
+    `per_node` of the GPUs each, and `host_memory_gib` for KV. `price` is for a GPU and hour. `attention` names the
+    engine version whose attention kernels are simulated.
     """
 
     hardware: str
@@ -97,21 +97,21 @@ class PlanRequest:
 
     @property
     def node(self) -> Node:
-        """One of the machines that the GPUs are in."""
+        """One of the machines with the GPUs."""
         return Node(self.per_node, self.host_memory_gib)
 
     def in_machines(self) -> str:
-        """In how many machines the GPUs are, for people; empty if in one."""
+        """Describe the machines; empty if there is one."""
         count = len(self.node.sizes(self.gpus))
         return f" in {count} machines" if count > 1 else ""
 
     @property
     def least_goodput(self) -> float:
-        """The goodput that `fewest` asks for."""
+        """The goodput that `fewest` requires."""
         return AIM if self.aim is None else self.aim
 
     def counts(self) -> tuple[int, ...]:
-        """Numbers of GPUs that are searched, rising: all with `fewest`, else each twice the last, and the whole."""
+        """Numbers of GPUs to search, ascending: all with `fewest`, else powers of two and the total."""
         if self.fewest:
             return tuple(range(1, self.gpus + 1))
         powers = [1 << power for power in range(self.gpus.bit_length())]
@@ -120,9 +120,9 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What the requests that have targets ask for: of each kind the shortest and the longest, None where none has it.
+    """The combined targets of all requests: the shortest and the longest of each kind, None if no request has it.
 
-    `alike` has what all of them ask for, and None where they differ; requests without any target do not count.
+    `alike` has the targets that all share, None where they differ; requests without any target do not count.
     """
 
     shortest: Slo = NO_TARGETS
@@ -131,7 +131,7 @@ class Targets:
 
     @classmethod
     def of(cls, requests: Iterable[TraceRequest]) -> Targets:
-        """The targets of these requests, in whatever order. O(requests)."""
+        """The targets of these requests, in any order. O(requests)."""
         classes = {request.slo for request in requests if request.slo}
         asked = {kind: {getattr(slo, kind) for slo in classes} for kind in KINDS}
         times_s = {kind: sorted(each - {None}) for kind, each in asked.items()}
@@ -146,7 +146,7 @@ class Targets:
 
     @property
     def differ(self) -> bool:
-        """Whether some requests ask for what others do not."""
+        """Whether some requests have targets that others lack."""
         return self.alike != self.shortest
 
     def ranges(self) -> dict[str, tuple[float, float] | None]:

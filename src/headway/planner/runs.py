@@ -1,4 +1,4 @@
-"""The simulated runs of a plan: each decided by plain data, simulated once, kept in one file."""
+"""The simulated runs of a plan: each determined by plain data, simulated once, kept in one file."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ FILE = "plan-runs.jsonl"
 class Task:
     """What all runs of a plan share: machine, requests at `rate_scale` times their rate, and limits.
 
-    Requests of more than `longest_tokens` are left out. `max_output_tokens` is the limit that policies see where a
-    request declares none. `requests_digest` tells the contents of the trace from others'.
+    Requests of more than `longest_tokens` are left out. `max_output_tokens` is the limit that policies see if a request
+    declares none. `requests_digest` identifies the contents of the trace.
     """
 
     machine: Machine
@@ -47,24 +47,26 @@ class Task:
     requests_digest: str
 
     def requests(self, seed: int = 0) -> list[TraceRequest]:
-        """All requests that can be served, in order of arrival, at the rate they come."""
+        """All requests that can be served, in order of arrival, at the planned rate."""
         return fitting(scale_rate(read_once(self.trace, seed), self.rate_scale), self.longest_tokens)
 
 
 @lru_cache(maxsize=4)
 def read_once(trace: Trace, seed: int) -> list[TraceRequest]:
-    """The requests of a trace; a large one takes a second to read."""
+    """The requests of a trace, cached, since reading a large one takes a second."""
     return trace.requests(seed)
 
 
 def fitting(requests: Sequence[TraceRequest], longest_tokens: int) -> list[TraceRequest]:
-    """The requests whose prompt and answer together are no longer."""
+    """The requests whose prompt and answer together are short enough."""
     return [each for each in requests if each.input_tokens + each.output_tokens <= longest_tokens]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRun:
-    """All that decides one run. `shared_predictions`: answer lengths are predicted once for all configurations."""
+    """Everything that determines one run. `shared_predictions`: answer lengths are predicted once for all
+    configurations.
+    """
 
     task: Task
     configuration: Configuration
@@ -72,7 +74,7 @@ class PlanRun:
     shared_predictions: bool = False
 
     def digest(self) -> str:
-        """Tells apart any two runs that may differ, in what is asked for, the costs, the policy, or the release."""
+        """A digest that differs for any two runs that may differ, by their settings, costs, policy, or release."""
         costs = self.task.machine.fingerprint(self.configuration.tp)
         policies = [_made_of(policy) for policy in self._policies()]
         return sha256(repr((release(), costs, policies, self)).encode()).hexdigest()
@@ -85,15 +87,15 @@ class PlanRun:
 
 @lru_cache(maxsize=64)
 def _made_of(policy: str) -> str:
-    """What decides what a policy does; to find out takes a look at the files of its parts."""
+    """Identifies a policy's decisions; cached, since it reads the files of the policy's parts."""
     return repr(made_of(policy))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
-    """What a run came to: the summary of the requests that count, and how long it took to simulate all of them.
+    """The result of a run: the summary of the counted requests, and the seconds that the simulation took.
 
-    `most_live` requests were at one engine at once, `evicted` says whether any KV left a GPU.
+    `most_live` is the most requests at one engine at once; `evicted` says whether any KV left a GPU.
     """
 
     summary: Summary
@@ -103,7 +105,7 @@ class PlanResult:
 
 
 def simulate_plan_run(run: PlanRun) -> PlanResult:
-    """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
+    """Simulate one run; a deliberate error names it. Holds its records in memory."""
     started_s = time.perf_counter()
     requests = _window(run.task, run.sample)
     records, info = _simulated(run, requests, _predictions(run, requests))
@@ -139,7 +141,7 @@ def simulate_planned(
     *,
     named: object = "",
 ) -> SimulatedRun:
-    """One run of a configuration on the task's machine."""
+    """Run a configuration on the task's machine."""
     return simulate_policy(
         requests,
         planned_policies(configuration),
@@ -152,7 +154,7 @@ def simulate_planned(
 
 
 def _most_live(records: Sequence[Record]) -> int:
-    """Requests at one engine at once; one that comes as another ends counts beside it."""
+    """The most requests at one engine at once; one that arrives as another ends counts beside it."""
     changes = sorted(
         change
         for record in records
@@ -167,7 +169,7 @@ def _most_live(records: Sequence[Record]) -> int:
 
 
 def _predictions(run: PlanRun, requests: Sequence[TraceRequest]) -> LengthSource | None:
-    """What tells the policies of a run how long answers will be."""
+    """The source of predicted lengths for a run's policies."""
     predictor = run.configuration.predictor
     if predictor == NONE or not run.shared_predictions:
         return length_source(predictor, requests, run.sample.number)
@@ -176,8 +178,9 @@ def _predictions(run: PlanRun, requests: Sequence[TraceRequest]) -> LengthSource
 
 @lru_cache(maxsize=32)
 def _shared_predictions(task: Task, part: Sample, gpus: int, predictor: str) -> GivenLengths:
-    """What a predictor that knows nothing at first says of each request as it comes, if stock vLLM serves on so many
-    GPUs: to learn it takes longer than to simulate the rest.
+    """Predictions of a fresh predictor, made for each request as it arrives while stock vLLM serves on as many GPUs.
+
+    They are shared, since learning them takes longer than simulating the rest.
     """
     requests = _window(task, part)
     source = length_source(predictor, requests, part.number)
@@ -195,19 +198,19 @@ def _requests(task: Task, seed: int) -> list[TraceRequest]:
 
 @lru_cache(maxsize=8)
 def _window(task: Task, part: Sample) -> list[TraceRequest]:
-    """The requests of a sample; read or drawn once for the runs that a process does one after another."""
+    """The requests of a sample, read or drawn once for the runs that a process does in sequence."""
     return cut(_requests(task, part.number if task.trace.is_drawn else 0), part)
 
 
 @dataclass(slots=True)
 class KeptPlanRuns(Kept[PlanRun, PlanResult]):
-    """Runs that are done, in DIR/plan-runs.jsonl."""
+    """Finished runs, in DIR/plan-runs.jsonl."""
 
     @classmethod
     def open(cls, root: Path, manifest: Manifest) -> KeptPlanRuns:
-        """The runs of the plan with this manifest in a folder, which is made if it is not there.
+        """The runs of the plan with this manifest in a folder, which is made if needed.
 
-        Raises ConfigError if the folder holds anything else or cannot be read.
+        Raises ConfigError if the folder has anything else or cannot be read.
         """
         open_folder(root / QUESTION_FILE, manifest, "plan")
         kept = cls(root, FILE)
@@ -215,17 +218,17 @@ class KeptPlanRuns(Kept[PlanRun, PlanResult]):
         return kept
 
 
-# ---- how much the machine takes ------------------------------------------------------------------------
+# ---- capacity ------------------------------------------------------------------------------------------
 
 BURST_REQUESTS = 1_000
 BURST_SHARE = 0.9
 
 
 def capacity_rps(task: Task, configuration: Configuration, requests: Sequence[TraceRequest]) -> float:
-    """Requests a second that a configuration gets through when all are there at once.
+    """Requests a second that a configuration serves if all arrive at once.
 
-    Up to when nine tenths have ended: the last tenth can be a few very long answers. Of more than a thousand requests
-    every so manieth is taken. They have no targets: in a burst a policy would end most of them for being late.
+    Measured until nine tenths have ended, since the last tenth may be a few very long answers. Of more than a thousand
+    requests every so manieth is taken. They have no targets: in a burst a policy would end most of them for being late.
     """
     some = requests[:: -(-len(requests) // BURST_REQUESTS)]
     found = simulate_planned(task, configuration, at_once(some), configuration.predictor)
@@ -235,12 +238,12 @@ def capacity_rps(task: Task, configuration: Configuration, requests: Sequence[Tr
 
 
 Tell = Callable[[float, str], None]
-"""Hears the share done (0 to 1), and what is going on."""
+"""Receives the share done (0 to 1), and the current activity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCounts:
-    """How many runs were simulated now, how many of the others one of these answered, and how many were kept."""
+    """How many runs were simulated now, how many were answered by another run, and how many were kept from before."""
 
     simulated: int = 0
     answered: int = 0
@@ -249,7 +252,7 @@ class RunCounts:
 
 @dataclass(slots=True)
 class Runner:
-    """Simulates what is not kept yet and no other run answers, and tells how far it is, in seconds of trace."""
+    """Simulates what is neither kept nor answered by another run, and reports progress in seconds of trace."""
 
     task: Task
     window_s: float
@@ -261,19 +264,19 @@ class Runner:
     _done_s: float = field(default=0.0, init=False)
 
     def expect(self, tried: Field, plan: SearchPlan) -> None:
-        """Say how much is to come."""
+        """Set how much is to come."""
         ladder = plan.ladder(tried)
         whole_s = sum(runs * rung.window_s for runs, rung in zip(most_runs(tried, plan), ladder, strict=True))
         self._expected_s = whole_s + 2 * len(plan.unseen()) * plan.window_s
         self._done_s = 0.0
 
     def measure(self, pairs: Pairs) -> list[Summary]:
-        """What each came to."""
+        """The summaries of these configurations on their samples."""
         runs = self._run(pairs)
         return [result.summary for run in runs if (result := self.kept.result(run)) is not None]
 
     def timed(self, pairs: Pairs) -> list[float]:
-        """Seconds that each took to simulate, now or when it was."""
+        """The seconds that simulating each took, now or earlier."""
         return [result.wall_s for run in self._run(pairs) if (result := self.kept.result(run)) is not None]
 
     def _run(self, pairs: Pairs) -> list[PlanRun]:
@@ -296,7 +299,7 @@ class Runner:
         )
 
     def _planned(self, configuration: Configuration, part: Sample) -> PlanRun:
-        """A run of a whole window learns to predict as a server does; shorter ones are only there to choose by."""
+        """A run of a whole window learns to predict as a server does; shorter ones use shared predictions."""
         shared_predictions = part.window_s < self.window_s
         return PlanRun(
             task=self.task, configuration=configuration, sample=part, shared_predictions=shared_predictions
@@ -307,12 +310,13 @@ class Runner:
         self.tell(min(1.0, self._done_s / self._expected_s) if self._expected_s else 0.0, what)
 
 
-# ---- what one simulation answers ------------------------------------------------------------------------
+# ---- runs that answer others ---------------------------------------------------------------------------
 
 
 def groups_of(runs: Sequence[PlanRun]) -> list[list[PlanRun]]:
-    """Runs together that differ in seats and host memory alone, the roomiest first; the largest groups first, since
-    of a group one is done after another.
+    """Group runs that differ only in seats and host memory, the largest first in a group.
+
+    Larger groups come first, since the runs of a group are done in sequence.
     """
     groups: dict[PlanRun, list[PlanRun]] = {}
     for run in runs:
@@ -327,7 +331,7 @@ def _room(run: PlanRun) -> tuple[float, int]:
 
 
 def simulate_next(runs: Sequence[PlanRun], results: Sequence[PlanResult]) -> PlanResult:
-    """What the next of a group comes to, those before it having come to `results`; one of them may answer it."""
+    """The result of the next run of a group, given the earlier `results`, one of which may answer it."""
     run = runs[len(results)]
     for before, result in zip(runs, results, strict=False):
         if answers(before.configuration, result, run.configuration):
@@ -336,10 +340,10 @@ def simulate_next(runs: Sequence[PlanRun], results: Sequence[PlanResult]) -> Pla
 
 
 def answers(configuration: Configuration, result: PlanResult, other: Configuration) -> bool:
-    """Whether a result is also that of another configuration of its group, with as much host memory or less.
+    """Whether a result also holds for another configuration of its group, with at most as much host memory.
 
-    While no KV leaves a GPU host memory decides nothing, nor do seats if all requests there at once had one. Once
-    some does they may: `fastserve` keeps room for as many newcomers as there are seats.
+    While no KV leaves a GPU, host memory does not matter, nor do seats if all simultaneous requests had one. Once some
+    leaves they may: `fastserve` keeps room for as many newcomers as there are seats.
     """
     seated = result.most_live <= min(configuration.seats, other.seats)
     return not result.evicted and (seated or configuration.seats == other.seats)

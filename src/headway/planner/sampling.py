@@ -1,4 +1,4 @@
-"""What is drawn: which configurations are tried, and on which parts of a trace."""
+"""Draws the configurations to try, and the parts of a trace to try them on."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 """Bases of the axes of a grid."""
 
 SEED_STRIDE = 1_009
-"""How far apart in the sequence two seeds begin."""
+"""Distance in the sequence between two seeds."""
 
 MOST_DRAWS = 50
-"""Points drawn for each configuration that is wanted; what is still missing then is taken in order."""
+"""Points drawn for each wanted configuration; whatever is missing then is taken in order."""
 
 SHARE_OF_ALL_GPUS = 0.5
-"""Of the configurations tried, those on all of the GPUs; smaller numbers share the rest."""
+"""Share of the tried configurations that use all of the GPUs; smaller numbers share the rest."""
 
 
 def van_der_corput(number: int, base: int) -> float:
-    """The digits of `number` in a base, mirrored at the point: of any n in a row, about n x w lie in a stretch of w.
+    """The digits of `number` in a base, mirrored at the point.
+
+    Of any n consecutive numbers, about n x w lie in an interval of width w.
 
     >>> [van_der_corput(number, 2) for number in (1, 2, 3, 4)]
     [0.5, 0.25, 0.75, 0.125]
@@ -49,10 +51,10 @@ def point(number: int, shape: Sequence[int]) -> Index:
 
 
 def spread(grid: PolicySettings, wanted: int, seed: int = 0) -> list[Configuration]:
-    """So many of a grid's possible configurations, all of them if there are fewer; the plain one comes first.
+    """`wanted` of a grid's possible configurations, or all if there are fewer; the plain one comes first.
 
-    Every beginning of the list is spread over every axis. Another seed gives others, but for the plain one.
-    O(wanted) where much of the grid is possible.
+    Every prefix of the list is spread over every axis. Another seed gives others, except for the plain one. O(wanted)
+    if much of the grid is possible.
     """
     size = min(wanted, len(grid.possible))
     chosen: dict[Configuration, None] = {}
@@ -73,7 +75,7 @@ def spread(grid: PolicySettings, wanted: int, seed: int = 0) -> list[Configurati
 
 
 def shares(sizes: Sequence[int], total: int) -> list[int]:
-    """`total` dealt out as evenly as may be among those that can take `sizes` at most, the first ones before the last.
+    """Divide `total` as evenly as possible among items of at most `sizes`, the first ones before the last.
 
     >>> shares([10, 2, 10], 9)
     [4, 2, 3]
@@ -93,9 +95,9 @@ def shares(sizes: Sequence[int], total: int) -> list[int]:
 def candidates(
     space: Space, budget: int, *, seed: int = 0, even: bool = False
 ) -> dict[int, list[Configuration]]:
-    """What is tried on each number of GPUs: `budget` configurations in all, or all there are; at least one on each.
+    """What to try on each number of GPUs: `budget` configurations in all, or all there are; at least one on each.
 
-    All of the GPUs get half of them, unless it is to be `even`; on each number the policies share alike.
+    Half of them use all of the GPUs, unless `even`; on each number the policies share equally.
     """
     counts = list(space.default)
     budget = max(budget, len(counts))
@@ -112,7 +114,7 @@ def candidates(
 
 
 def _on(space: Space, gpus: int, wanted: int, seed: int) -> list[Configuration]:
-    """So many on a number of GPUs, the policies in turn."""
+    """`wanted` configurations on a number of GPUs, taking the policies in turn."""
     grids = [grid for grid in space.grids if grid.gpus == gpus]
     parts = shares([len(grid.possible) for grid in grids], wanted)
     lists = [spread(grid, part, seed) for grid, part in zip(grids, parts, strict=True)]
@@ -121,24 +123,26 @@ def _on(space: Space, gpus: int, wanted: int, seed: int) -> list[Configuration]:
 
 
 WARM_UP_SHARE = 0.1
-"""Of a window, at its beginning: served, but not counted, since every engine starts empty."""
+"""Share at the beginning of a window that is served but not counted, since every engine starts empty."""
 
 LONGEST_S, SHORTEST_S = 600.0, 45.0
 ENOUGH_REQUESTS = 2_000
-"""A window in the last round lasts ten minutes, or as long as so many requests take to come, but never less than 45 s:
-answers take seconds, and tens of them where requests are few."""
+"""A window in the last round lasts ten minutes, or until this many requests have come, but at least 45 s: answers
+take seconds, and tens of them if requests are few.
+"""
 
 UNSEEN_TIMES = 2
-"""Samples that choose nothing, for each of the last round: only two configurations are compared on them, so more cost
-little, and since windows of one trace may be busy or idle, as many as the search had may not prove a gain."""
+"""Unseen samples for each sample of the last round. Only two configurations are compared on them, so more cost
+little; and since windows of one trace may be busy or idle, as many as the search had may not prove a gain.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One part of a trace, and the noise of one clock.
 
-    `number` seeds the clock, and what is drawn of a generated workload. `start_share` (0 to 1) says with which of its
-    requests the window of `window_s` begins.
+    `number` seeds the clock and the draw of a generated workload. `start_share` (0 to 1) is the position in the trace
+    of the request with which the window of `window_s` begins.
     """
 
     number: int
@@ -149,32 +153,32 @@ class Sample:
 def sample(number: int, window_s: float, *, drawn: bool) -> Sample:
     """The sample of that number: of a file another window, of a generated workload the middle of another draw.
 
-    Not its beginning, where bursts have just begun and conversations are at their first turns.
+    The beginning is left out, since bursts have just begun there and conversations are at their first turns.
     """
     return Sample(number, 0.5 if drawn else van_der_corput(number + 1, 2), window_s)
 
 
 def samples_in_all(searched: int) -> int:
-    """How many samples a plan draws whose last round has so many: those that choose nothing included."""
+    """How many samples a plan draws in all, with `searched` in the last round, including the unseen ones."""
     return (1 + UNSEEN_TIMES) * searched
 
 
 def final_window_s(requests: Sequence[TraceRequest]) -> float:
-    """How long the windows of the last round are."""
+    """Length of the windows in the last round."""
     duration_s = requests[-1].arrival_s - requests[0].arrival_s
     enough_s = duration_s * ENOUGH_REQUESTS / len(requests)
     return min(LONGEST_S, max(SHORTEST_S, enough_s), duration_s) or SHORTEST_S
 
 
 def cut(requests: Sequence[TraceRequest], part: Sample) -> list[TraceRequest]:
-    """The requests of a sample, in order of arrival, the window's beginning at 0; at least one.
+    """The requests of a sample, in order of arrival, with the window's beginning at 0; at least one.
 
-    The window begins with the request at its share, or so much earlier that it ends with the trace.
+    The window begins with the request at its share, or earlier if it would pass the end of the trace.
     """
     first_s = requests[int(part.start_share * len(requests))].arrival_s
     start_s = max(requests[0].arrival_s, min(first_s, requests[-1].arrival_s - part.window_s))
     begin = bisect_left(requests, start_s, key=_arrival_s)
-    # A request that comes at its very end is in: a window as long as the trace holds all of it.
+    # A request at the very end is included: a window as long as the trace holds all of it.
     end = max(begin + 1, bisect_right(requests, start_s + part.window_s, key=_arrival_s))
     return [replace(each, arrival_s=each.arrival_s - start_s) for each in requests[begin:end]]
 

@@ -14,22 +14,22 @@ from headway.results import Summary
 from headway.statistics import mean
 
 SHRINK = 4
-"""Of so many configurations one goes on from each rung, at most."""
+"""At most one in this many configurations continues from each rung."""
 
 FINALISTS = 8
-"""So many may reach the last rung, however few there were."""
+"""Configurations that may reach the last rung in any case."""
 
 MOST_HALVINGS = 2
-"""Of the window: first rungs have a quarter of it, since a queue needs time to build up."""
+"""Halvings of the window: first rungs have a quarter of it, since a queue needs time to build up."""
 
 Item = TypeVar("Item", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """How configurations are measured before some of them go on: on so many samples of so many seconds each.
+    """How configurations are measured before some continue: the number of samples, and their seconds.
 
-    `turn` counts from 0; `last` says that none goes on from here.
+    `turn` counts from 0; `last`: there is no further rung.
     """
 
     turn: int
@@ -39,10 +39,10 @@ class Rung:
 
 
 def rungs(configurations: int, samples: int, window_s: float) -> list[Rung]:
-    """Rungs for so many configurations: the last has all samples and the whole window, each before it half of both,
-    but no less than a quarter of the window.
+    """The rungs for a number of configurations.
 
-    With a quarter of the configurations going on, no rung costs much more than the one before it.
+    The last has all samples and the whole window; each before it has half of both, but at least a quarter of the
+    window. With a quarter of the configurations continuing, no rung costs much more than the one before.
     """
     count = 1
     while configurations > SHRINK ** (count - 1) * 2 * FINALISTS:
@@ -59,13 +59,13 @@ def rungs(configurations: int, samples: int, window_s: float) -> list[Rung]:
 
 
 def quota(configurations: int, rung: Rung) -> int:
-    """How many of the so many there were at first may go on from a rung."""
+    """How many configurations, of the initial number, may continue from a rung."""
     times_fewer: int = SHRINK ** (rung.turn + 1)
     return max(FINALISTS, ceil(configurations / times_fewer))
 
 
 def sampled_s(configurations: int, samples: int, window_s: float) -> float:
-    """Seconds of trace that a whole search simulates at most: rung by rung, those there times samples times window."""
+    """Most seconds of trace that a search simulates: over the rungs, configurations times samples times window."""
     total = 0.0
     there = configurations
     for rung in rungs(configurations, samples, window_s):
@@ -76,9 +76,9 @@ def sampled_s(configurations: int, samples: int, window_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RungVerdict(Generic[Item]):
-    """What a rung decides: `kept` go on, best first; `worse` surely are; `untold` may be as good as the best.
+    """A rung's decision: `kept` continue, best first; `worse` are surely worse; `untold` may be as good as the best.
 
-    The untold ones are more than the next rung has room for.
+    The untold ones exceed the room of the next rung.
     """
 
     kept: tuple[Item, ...]
@@ -89,12 +89,13 @@ class RungVerdict(Generic[Item]):
 def judge(
     scores: Mapping[Item, Sequence[float]], room: int, *, place: Callable[[Item], Any] = lambda item: item
 ) -> RungVerdict[Item]:
-    """Which go on. Scores are by sample, the same samples for all, and lower is better; inf never goes on.
+    """Decide which configurations continue. Scores are by sample, equal samples for all; lower is better; inf never
+    continues.
 
-    The leader has the lowest mean. Another is surely worse if the 95 % interval of its difference from the leader,
-    taken sample by sample, lies above 0. All the others overlap with the best, and go on as far as there is room, by
-    their means; with a single sample there is no interval, so none is surely worse and the room alone decides.
-    Equal means are ranked by `place`. If every score is inf, none can be told from the others. O(n log n).
+    The leader has the lowest mean. Another is surely worse if the 95 % interval of its paired difference from the
+    leader lies above 0. All others continue in the order of their means, as far as there is room. A single sample has
+    no interval, so then none is surely worse and only the room decides. `place` ranks equal means. If every score is
+    inf, none can be told from the others. O(n log n).
 
     Source: Jamieson and Talwalkar 2016, arXiv:1502.07943 (halving); the interval in place of the rank alone is ours.
     """
@@ -121,12 +122,12 @@ Field = Mapping[int, Sequence[Configuration]]
 Pairs = Sequence[tuple[Configuration, Sample]]
 
 Measure = Callable[[Pairs], Sequence[Summary]]
-"""What each configuration comes to on its sample, in their order."""
+"""The result of each configuration on its sample, in order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPlan:
-    """How much is measured: at the last rung so many samples of `window_s` each, of a trace that is `drawn` or not."""
+    """How much is measured: the samples of the last rung, of `window_s` each, of a trace that is `drawn` or not."""
 
     objective: Objective
     samples: int
@@ -134,11 +135,11 @@ class SearchPlan:
     drawn: bool
 
     def ladder(self, field: Field) -> list[Rung]:
-        """The rungs, as many as the largest number of configurations on some number of GPUs wants."""
+        """The rungs for the number of GPUs with the most configurations."""
         return rungs(max(map(len, field.values())), self.samples, self.window_s)
 
     def of_rung(self, rung: Rung) -> list[Sample]:
-        """What every configuration is measured on there."""
+        """The samples of a rung, equal for all configurations."""
         return [sample(number, rung.window_s, drawn=self.drawn) for number in range(rung.samples)]
 
     def unseen(self) -> list[Sample]:
@@ -149,9 +150,10 @@ class SearchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungReport:
-    """What a rung was, and what became of its configurations on all numbers of GPUs together.
+    """What happened in a rung to the configurations on all numbers of GPUs together.
 
-    `worse` surely are, `untold` were left out for want of room although they may be as good; at the last rung all stay.
+    `worse` are surely worse; `untold` were left out for want of room although they may be as good. All stay at the last
+    rung.
     """
 
     configurations: int
@@ -164,7 +166,7 @@ class RungReport:
 
 @dataclass(frozen=True, slots=True)
 class SearchResult:
-    """What was left at the last rung on each number of GPUs, sample by sample, and the way there."""
+    """What was left at the last rung on each number of GPUs, sample by sample, and the reports of the rungs."""
 
     finals: Mapping[int, Finals]
     reports: tuple[RungReport, ...]
@@ -175,8 +177,8 @@ def search(
 ) -> SearchResult:
     """Halve the field until the last rung.
 
-    The default of each number of GPUs is measured to the end beside the others, as what they are compared with. The
-    samples of a rung are the same for all.
+    The default of each number of GPUs is measured to the end as the reference. All configurations in a rung have equal
+    samples.
     """
     there = {gpus: list(dict.fromkeys([*each, default[gpus]])) for gpus, each in field.items()}
     reports: list[RungReport] = []
@@ -208,10 +210,10 @@ def search(
 def _judged(
     finals: Finals, default: Configuration, objective: Objective, room: int
 ) -> RungVerdict[Configuration]:
-    """Which go on: configurations that came to the very same count as one, the simplest, so that ten names of one thing
-    do not fill the room; the others of those kept take what room is left.
+    """Which configurations continue. Those with identical results count as one, represented by the simplest.
 
-    Of equal scores, as many have that meet all targets, the better in the second figure comes first.
+    Duplicates therefore do not fill the room; those of kept ones take the remaining room. Among equal scores, as when
+    many meet all targets, the better in the second figure comes first.
     """
     ranked = sorted(finals, key=lambda each: (moving_parts(each, default), each.place))
     alike: dict[tuple[Summary, ...], list[Configuration]] = {}
@@ -231,7 +233,7 @@ def _judged(
 
 
 def most_runs(field: Field, plan: SearchPlan) -> list[int]:
-    """How many runs each rung has at most, the default's included."""
+    """The most runs in each rung, including the default's."""
     numbers = {gpus: len(each) for gpus, each in field.items()}
     there = dict(numbers)
     most: list[int] = []
@@ -244,7 +246,7 @@ def most_runs(field: Field, plan: SearchPlan) -> list[int]:
 def _measured(
     there: Mapping[int, Sequence[Configuration]], samples: Sequence[Sample], measure: Measure
 ) -> dict[int, dict[Configuration, list[Summary]]]:
-    """Sample by sample, so that a process has its requests at hand."""
+    """Measure sample by sample, so that a process has the requests at hand."""
     pairs = [(each, part) for part in samples for configurations in there.values() for each in configurations]
     found: dict[int, dict[Configuration, list[Summary]]] = {gpus: {} for gpus in there}
     for (configuration, _), summary in zip(pairs, measure(pairs), strict=True):

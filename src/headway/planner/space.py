@@ -1,4 +1,4 @@
-"""What can be deployed: every setting of every policy on every number of GPUs, and why the rest cannot."""
+"""The possible deployments: every setting of every policy on every number of GPUs, and why the rest is impossible."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ TP_SIZES = (1, 2, 4, 8)
 SEATS = (16, 32, 64, 128, 256, 512, 1024)
 TOKENS_A_STEP = (512, 1024, 2048, 4096, 8192, 16384)
 SMALL_BUDGETS = (128, 256, 512)
-"""Tokens a step of policies whose batching has a budget of its own, above which vLLM's makes no difference."""
+"""Tokens a step of policies whose batching has its own budget, above which vLLM's makes no difference."""
 THRESHOLDS = (None, 0.0, 0.1, 0.25)
-"""Of the hand-off rule of pools, in shares of the target for the first token; None: its own. Without pools no
-instance takes what another hands off."""
+"""Thresholds of the pools' hand-off rule, in shares of the first-token target; None: its own. Without pools no
+hand-offs occur.
+"""
 LP_TOKENS, HP_TOKENS = (None, 512, 2048), (None, 2048)
-"""Tokens a step of each pool; None: as follows from targets and step times, up to what the engine allows."""
+"""Tokens a step of each pool; None: derived from targets and step times, up to the engine's limit."""
 POOL_ENGINE_TOKENS = 8192
-"""Tokens a step that engines in pools allow at least, so that the pools' own budgets decide."""
+"""Least tokens a step for engines in pools, so that the pools' own budgets decide."""
 HOST_SHARES = (0.0, 0.5, 2.0)
 """Host memory for KV, in shares of the KV memory of the instance's GPUs."""
 
@@ -39,7 +40,7 @@ _NO_SWAPS = "recompute"
 
 @dataclass(frozen=True, slots=True)
 class GpuLayout:
-    """How GPUs are shared out: instances of `tp` each, `lp` of them of low priority where there are pools."""
+    """How GPUs are divided: instances of `tp` each, with `lp` low-priority ones if there are pools."""
 
     tp: int
     instances: int
@@ -48,7 +49,7 @@ class GpuLayout:
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """The choices there are of everything that is not fixed by the policy and the number of GPUs."""
+    """The choices for everything that policy and number of GPUs do not fix."""
 
     layouts: tuple[GpuLayout, ...]
     seats: tuple[int, ...]
@@ -61,14 +62,14 @@ class Axes:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """How many of each."""
+        """The number of choices on each axis."""
         pools = (self.thresholds, self.lp_tokens, self.hp_tokens)
         choices = (self.layouts, self.seats, self.tokens, *pools, self.host_shares, self.kv_tiers)
         return tuple(map(len, choices))
 
 
 def axes_of(machine: Machine, request: PlanRequest, gpus: int, policy: str, slo: Slo) -> Axes:
-    """What a policy may be set to on so many GPUs; some combinations will not be possible. Raises ConfigError."""
+    """The choices for a policy on this many GPUs; some combinations are impossible. Raises ConfigError."""
     rows = [find_preset(preset) for preset in presets_of(policy).values()]
     default = _default_sizes(machine)
     pooled = is_pooled(policy)
@@ -89,7 +90,7 @@ def axes_of(machine: Machine, request: PlanRequest, gpus: int, policy: str, slo:
 
 
 def _default_sizes(machine: Machine) -> tuple[int, int]:
-    """Seats and tokens a step of the smallest instance that holds the model; the largest choices where none does."""
+    """Seats and tokens a step of the smallest instance that holds the model; the largest choices if none does."""
     for tp in TP_SIZES:
         try:
             limits = machine.default_limits(tp)
@@ -104,7 +105,7 @@ def _with_default(choices: tuple[int, ...], default: int) -> tuple[int, ...]:
 
 
 def _layouts(gpus: int, *, pooled: bool) -> Iterator[GpuLayout]:
-    """Every size of tensor parallelism, and of pools every split; those that cannot be are there to be counted."""
+    """Every size of tensor parallelism, and every split into pools; impossible ones are included, to be counted."""
     for tp in TP_SIZES:
         instances = gpus // tp
         if not pooled or instances < len((LP, HP)):
@@ -114,19 +115,19 @@ def _layouts(gpus: int, *, pooled: bool) -> Iterator[GpuLayout]:
 
 
 DEFAULT_POLICY = "vllm"
-"""What serves where nothing is chosen."""
+"""The policy of the default configuration."""
 
 _GIB = 1 << 30
 
 Index = tuple[int, ...]
-"""A setting's place on each axis of a grid."""
+"""A setting's position on each axis of a grid."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """All settings of one policy on one number of GPUs: `shape` is the length of each axis, `possible` what may run.
+    """All settings of one policy on one number of GPUs: `shape` has the length of each axis, `possible` what can run.
 
-    `plain` is the policy with vLLM's own sizes and nothing else changed, where that is possible.
+    `plain` is the policy with vLLM's own sizes and no other change, if that is possible.
     """
 
     gpus: int
@@ -146,19 +147,19 @@ class Space:
 
     @property
     def size(self) -> int:
-        """Configurations that are possible."""
+        """Number of possible configurations."""
         return sum(len(grid.possible) for grid in self.grids)
 
 
 def build_space(
     machine: Machine, request: PlanRequest, *, policies: Sequence[str], slo: Slo, longest_tokens: int
 ) -> Space:
-    """Everything that is possible on the GPUs of a plan, and how much is not.
+    """Everything that is possible on the GPUs of a plan, and counts of what is not.
 
-    Configurations serve requests of up to `longest_tokens`. `slo` has each kind of target that some request has.
+    Configurations must serve requests of up to `longest_tokens`. `slo` has each kind of target that some request has.
 
-    Raises ConfigError for a policy that is not known, and where stock vLLM itself cannot serve on all of the GPUs; a
-    smaller number that cannot is left out. O(settings), some ten thousand for eight GPUs.
+    Raises ConfigError for an unknown policy, and if stock vLLM itself cannot serve on all of the GPUs; a smaller number
+    that cannot is left out. O(settings), some ten thousand for eight GPUs.
     """
     _check_policies(policies)
     impossible: Counter[str] = Counter()
@@ -177,16 +178,18 @@ def build_space(
 
 
 def _check_policies(policies: Sequence[str]) -> None:
-    """Raise ConfigError for a name that cannot be deployed: unknown, or of something that only simulations have."""
+    """Raise ConfigError for a name that cannot be deployed: unknown, or of something that exists only in
+    simulations.
+    """
     for policy in policies:
         for preset in presets_of(policy).values():
             build_policy(find_preset(preset))
 
 
 def default_configuration(machine: Machine, gpus: int, longest_tokens: int) -> Configuration:
-    """Stock vLLM on so many GPUs with the flags it takes by itself, on as many instances as can hold the model.
+    """Stock vLLM on this many GPUs with its default flags, on as many instances as can hold the model.
 
-    Raises ConfigError with the last reason where no layout can.
+    Raises ConfigError with the last reason if no layout can.
     """
     why = ""
     for tp in TP_SIZES:
@@ -202,7 +205,7 @@ def default_configuration(machine: Machine, gpus: int, longest_tokens: int) -> C
                 seats=limits.max_num_seqs,
                 tokens_a_step=limits.max_num_batched_tokens,
             )
-        # The number of heads or GPUs says nothing of how much memory is missing.
+        # The number of heads or GPUs does not show how much memory is missing.
         why = why or found
     raise ConfigError(f"{machine.model} cannot be served on {gpus} x {machine.hardware}: {why}")
 
@@ -253,13 +256,13 @@ def _grid(
 
 
 def _host_gib(machine: Machine, tp: int, share: float) -> float:
-    """So much of the KV memory of an instance's GPUs, rounded to two digits, in GiB."""
+    """This share of the KV memory of an instance's GPUs, rounded to two digits, in GiB."""
     costs = machine.costs(tp)
     return float(f"{share * costs.kv_capacity_tokens * costs.kv_bytes_per_token / _GIB:.2g}")
 
 
 def _plain(machine: Machine, found: Mapping[Index, Configuration]) -> Configuration | None:
-    """The first with nothing added and vLLM's own sizes, or those next to them."""
+    """The first one with nothing added and vLLM's own sizes, or the nearest to them."""
     unchanged = [
         each
         for each in found.values()
@@ -282,13 +285,13 @@ def _plain(machine: Machine, found: Mapping[Index, Configuration]) -> Configurat
     return min(unchanged, key=distance)
 
 
-# ---- why not -------------------------------------------------------------------------------------------
+# ---- impossible configurations -------------------------------------------------------------------------
 
 
 def _why_no_layout(
     machine: Machine, gpus: int, layout: GpuLayout, policy: str, longest_tokens: int
 ) -> str | None:
-    """Why GPUs cannot be shared out so; None if they can."""
+    """Why GPUs cannot be divided so; None if they can."""
     if layout.tp > gpus or gpus % layout.tp:
         return "TP does not divide the number of GPUs"
     if not machine.node.holds(layout.tp, gpus):
@@ -307,7 +310,7 @@ def _why_no_layout(
 
 
 def _why_no_sizes(machine: Machine, configuration: Configuration) -> str | None:
-    """Why an engine cannot have such sizes; None if it can."""
+    """Why an engine cannot have these sizes; None if it can."""
     if configuration.seats > configuration.tokens_a_step:
         return "more seats than tokens a step, which vLLM refuses"
     if configuration.host_gib and configuration.kv_tier is not None:
@@ -327,7 +330,7 @@ def _why_no_sizes(machine: Machine, configuration: Configuration) -> str | None:
 
 
 def _host_gib_of_node(machine: Machine, configuration: Configuration) -> float:
-    """Host memory that the instances of one machine take, for swaps and for a KV tier."""
+    """Host memory that the instances of one machine use, for swaps and for a KV tier."""
     tier = configuration.kv_tier
     stored = 0.0 if tier is None else tier.of_engine(configuration.tp).gib
     return machine.node.instances(configuration) * (configuration.host_gib + stored)

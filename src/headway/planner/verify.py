@@ -1,4 +1,4 @@
-"""The choice on this machine's own engine: what was predicted for it here, and what came."""
+"""Checks the choice on this machine's own engine: prediction against measurement."""
 
 from __future__ import annotations
 
@@ -53,10 +53,12 @@ Values = dict[str, float | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """What came of it in the engine, of half of the requests, at the times at which they came to it. `predicted` is
-    with what serving adds, as the other half tells; `by_profile` without. Errors are predicted / achieved - 1, of
-    goodput the difference in points; None where not measured. `at_client` is what the client saw, whose time counts
-    from when a request was to be sent: it shares the cores, and was up to `client_late_s` late with that.
+    """The measurement of half of the requests in the engine, and the predictions for them.
+
+    `predicted` includes the overhead of serving, as the other half shows it; `by_profile` does not. Errors are
+    predicted / achieved - 1, for goodput the difference in points; None if not measured. `at_client` is the client's
+    view, whose times count from when a request was to be sent; the client shares the cores, and was up to
+    `client_late_s` late.
     """
 
     configuration: Configuration
@@ -71,11 +73,11 @@ class Verified:
     client_late_s: float
 
     def errors(self, predicted: Mapping[str, float | None]) -> Values:
-        """How far from what came."""
+        """Prediction errors."""
         return {key: _error(key, predicted[key], self.achieved[key]) for key in KEYS}
 
     def to_dict(self) -> dict[str, Any]:
-        """What scripts read."""
+        """The check for scripts."""
         return {
             "configuration": asdict(self.configuration),
             "command": command(self.words),
@@ -101,7 +103,7 @@ def _error(key: str, predicted: float | None, achieved: float | None) -> float |
 
 
 def check_verifiable(prepared: Prepared) -> None:
-    """Raise ConfigError for a plan that could not be verified: before the search, which takes minutes."""
+    """Raise ConfigError, before a search of minutes, for a plan that could not be verified."""
     check_requests(prepared.requests)
     if prepared.request.kv_tier is not None:
         raise ConfigError(
@@ -115,10 +117,10 @@ def check_verifiable(prepared: Prepared) -> None:
 
 
 def verify(planned: PlannedDeployment, folder: Path, seconds: float, tell: Tell) -> Verified:
-    """Profile this machine (unless it is what was planned for), predict, deploy, replay, compare. Minutes.
+    """Profile this machine (unless it was planned for), predict, deploy, replay, compare. Takes minutes.
 
-    Of a stream of about so many seconds every other request tells what serving adds, and the rest is compared. Raises
-    ConfigError as `check_verifiable`, UpstreamError if the deployment does not get ready or loses a request.
+    Every other request of a stream of about `seconds` measures the overhead of serving; the rest is compared. Raises
+    ConfigError as `check_verifiable` does, UpstreamError if the deployment does not become ready or loses a request.
     """
     check_verifiable(planned.prepared)
     if not seconds > 0:
@@ -154,11 +156,11 @@ def verify(planned: PlannedDeployment, folder: Path, seconds: float, tell: Tell)
     )
 
 
-# ---- on this machine ------------------------------------------------------------------------------------
+# ---- this machine --------------------------------------------------------------------------------------
 
 
 def _machine(planned: PlannedDeployment, here: Configuration, folder: Path, tell: Tell) -> Machine:
-    """This machine by what was planned with, if that is its own cost file; else profiled now with the same sizes."""
+    """This machine: the planned one if that is its own cost file; else profiled now with the same sizes."""
     theirs = planned.prepared.task.machine
     if is_cost_file(theirs.hardware) and theirs.model == MODEL:
         return theirs
@@ -177,17 +179,17 @@ def _machine(planned: PlannedDeployment, here: Configuration, folder: Path, tell
     return Machine(str(file), MODEL)
 
 
-# ---- what came -----------------------------------------------------------------------------------------
+# ---- the measurement -----------------------------------------------------------------------------------
 
 
 def _engine_view(requests: Sequence[TraceRequest], records: Path) -> EngineView:
-    """What the engines, which write a request's record before they answer its end, say of requests answered."""
+    """The engines' view of answered requests; engines write a request's record before they answer its end."""
     written = [file for file in records_of_engines(records) if file.stat().st_size]
     return engine_view(requests, chain.from_iterable(map(read_records, written)))
 
 
 def _replayed(url: str, requests: Sequence[TraceRequest]) -> ReplayReport:
-    """The records of all requests, as their client saw them. Raises UpstreamError if one failed."""
+    """The client's records of all requests. Raises UpstreamError if one failed."""
     report = asyncio.run(replay(requests, ReplayOptions(url=url)))
     for record in report.records:
         if record.outcome is Outcome.FAILED:
@@ -210,7 +212,7 @@ GOODPUT = "goodput"
 
 
 def verify_table(verified: Verified) -> RenderableType:
-    """Predicted beside achieved, with the errors; then what was served how."""
+    """Predictions beside measurements, with errors; then the setting of the check."""
     table = Table(box=SIMPLE_HEAD, header_style="", title="in this machine's engine", title_justify="left")
     for heading in ("", "predicted", "achieved", "error", "by the\nprofile alone", "at the\nclient"):
         table.add_column(heading, justify="right" if heading else "left", vertical="bottom")

@@ -1,1 +1,1 @@
-"""Policies: pure decisions, put together from four kinds of parts."""
+"""Policies: pure decisions, each composed of four kinds of parts."""

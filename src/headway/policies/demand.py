@@ -1,4 +1,4 @@
-"""How many blocks the residents of a step would newly take."""
+"""Counts the blocks that the residents of a step would newly take."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _NO_CAPS: Mapping[Job, int] = {}
 def new_blocks(
     view: StepView, run: Iterable[Job], token_budget: int, chunk_cap: Mapping[Job, int] = _NO_CAPS
 ) -> dict[Job, int]:
-    """The blocks each job of `run` opens with what `core.fill` would grant it; those that open none are left out.
+    """The blocks that each job of `run` opens with its `core.fill` grant; jobs that open none are left out.
 
-    Grants are min(uncomputed tokens, chunk cap, what is left of the budget), in order; a job that came back from
-    the host has its first step after the others, in what these leave. A decode is taken to bring all the drafts that
-    it may. Demand is the increase for this step, not the total (AdaptiveLLM section 1.3, gap A8). O(run).
+    Grants are min(uncomputed tokens, chunk cap, rest of the budget), in order; a job that came back from the host takes
+    its first step after the others, from the rest. A decode is assumed to use all possible drafts. Demand is the
+    increase for this step, not the total (AdaptiveLLM section 1.3, gap A8). O(run).
     """
     demand: dict[Job, int] = {}
     size, returned, decode_tokens = view.block_size, view.returned, view.tokens_a_decode
@@ -43,15 +43,15 @@ def new_blocks(
 
 
 def surely_fits(view: StepView, num_run: int, token_budget: int) -> bool:
-    """Whether any `num_run` jobs fit the free blocks with any split of the budget, without looking at them. O(1).
+    """Whether any `num_run` jobs fit the free blocks with any split of the budget, without examining them. O(1).
 
-    A grant of g tokens opens at most g / block size blocks and one more.
+    A grant of g tokens opens at most g / block size blocks, plus one.
     """
     return view.free_blocks >= num_run + token_budget // view.block_size
 
 
 def within_host(view: StepView) -> StepView:
-    """The view of a device that holds no more KV than the host does, so that all of it has room there. O(residents).
+    """The view of a device that holds no more KV than the host, so that all of it has room there. O(residents).
 
     Jobs that came back and have not run since are not counted, so that each runs before it may leave again. Without a
     host the view is returned as it is.

@@ -1,4 +1,4 @@
-"""Parts by name: the built-in ones, and those other packages bring by an entry point."""
+"""Parts by name: the built-in ones, and those that other packages provide by entry points."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ T = TypeVar("T")
 
 
 def known_parts(kind: str) -> dict[str, type[Any]]:
-    """Every part of a kind that can be named, built in or installed."""
+    """Every available part of a kind, built in or installed."""
     return known(f"headway.{kind}", BUILT_IN[kind])
 
 
 def known(group: str, built_in: Mapping[str, T]) -> dict[str, T]:
-    """What is built in and what other packages registered in an entry point group; raises as `find`."""
+    """The built-in objects and those that other packages registered in an entry point group; raises as `find` does."""
     return {**built_in, **{name: entry.load() for name, entry in _registered(group, built_in).items()}}
 
 
 def find(group: str, built_in: Mapping[str, T], name: str) -> T | None:
-    """What has that name, built in or registered by another package, of which only this one is imported.
+    """The object of that name, built in or registered by another package; imports only that one.
 
-    Raises ConfigError if any name in the group stands for two things.
+    Raises ConfigError if any name in the group is ambiguous.
     """
     registered = _registered(group, built_in)
     if name in registered:
@@ -65,7 +65,7 @@ def _registered(group: str, built_in: Mapping[str, object]) -> dict[str, EntryPo
 
 @lru_cache
 def _installed(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """The group's entry points in the distributions on this path; to look at these takes some 10 ms."""
+    """The group's entry points in the distributions on this path; looking them up takes some 10 ms."""
     return tuple(entry_points(group=group))
 
 
@@ -75,7 +75,8 @@ def build_part(
     cost: CostModel | None,
     variant: Callable[[type[Any]], type[Any]] = lambda part: part,
 ) -> Any:
-    """The part that `name` or `name:setting=value,...` describes, of the class that `variant` makes of its own.
+    """Build the part that `name` or `name:setting=value,...` describes, from the class that `variant` makes of its
+    class.
 
     Raises ConfigError for an unknown name or setting, listing the accepted ones, and for a bad value.
     """
@@ -101,12 +102,12 @@ def build_part(
 
 
 def asks_for_costs(part: type[Any]) -> bool:
-    """Whether a part is given the engine's cost model: its constructor has a parameter `cost`."""
+    """Whether a part receives the engine's cost model: its constructor has a parameter `cost`."""
     return "cost" in inspect.signature(part).parameters
 
 
 def part_settings(part: type[Any]) -> dict[str, type[Any]]:
-    """Settings a user may give a part: its public constructor parameters, with their plain types."""
+    """Settings that a user may give a part: its public constructor parameters, with their plain types."""
     hints = get_type_hints(part.__init__)
     names = [
         name for name in inspect.signature(part).parameters if name != "cost" and not name.startswith("_")

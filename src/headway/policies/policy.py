@@ -23,11 +23,11 @@ from headway.policies.protocols import (
 )
 
 _QUEUED = (JobState.WAITING, JobState.SWAPPED)
-"""The jobs that the order and the leaving rules hold."""
+"""States of the jobs that the order and the leaving rules hold."""
 
 
 def _change_s(part: Changing, view: StepView) -> float:
-    """What a part promises. Raises PlanError for what is no instant: after NaN a plan would be kept for ever."""
+    """A part's promise. Raises PlanError for NaN, after which a plan would be kept for ever."""
     change_s = part.next_change_s(view)
     if isinstance(change_s, bool) or not isinstance(change_s, (float, int)) or isnan(change_s):
         raise PlanError(
@@ -38,11 +38,11 @@ def _change_s(part: Changing, view: StepView) -> float:
 
 @dataclass(slots=True)
 class Policy:
-    """Decides one engine's steps. `add`, `end`, `touch` and `observe` change the parts. `plan` changes nothing, but
-    remembers what it had to estimate: asked again it gives the same plan.
+    """Decides one engine's steps. `add`, `end`, `touch` and `observe` change the parts.
 
-    The same sequence of calls gives the same plans: a policy reads no clock, no random source, and no
-    true length of an output (invariant 7).
+    `plan` changes no decision, but caches estimates: called again it gives the same plan. The same sequence of calls
+    always gives the same plans: a policy reads no clock, no random source, and no true length of an output (invariant
+    7).
     """
 
     name: str
@@ -51,13 +51,13 @@ class Policy:
     eviction: Eviction
     leaving: tuple[Leaving, ...] = ()
     uses_costs: bool = True
-    """Whether a part asks the cost model it was made with; if not, the simulator teaches that nothing of steps."""
+    """Whether a part uses the cost model; if not, the simulator teaches that model nothing."""
     retention: KeepRule | None = None
-    """What keeps the KV of agent programs between their turns; None: nothing is kept."""
+    """Keeps the KV of agent programs between their turns; None: nothing is kept."""
 
     @property
     def serial_copies(self) -> bool:
-        """Whether a step waits for the copies of KV that were decided with it, as its eviction wants."""
+        """Whether a step waits for the KV copies decided with it, as its eviction wants."""
         return self.eviction.serial
 
     @property
@@ -67,26 +67,26 @@ class Policy:
 
     @property
     def uses_host(self) -> bool:
-        """Whether it has a use for host memory. Parts say so themselves; those of other packages may say nothing."""
+        """Whether the policy can use host memory. Parts say so themselves; those of other packages may say nothing."""
         return getattr(self.eviction, "uses_host", False)
 
     @property
     def uses_predictions(self) -> bool:
-        """Whether predicted lengths make a difference to it."""
+        """Whether predicted lengths change its decisions."""
         return predicts(self.order) or getattr(self.batching, "uses_predictions", False)
 
     @property
     def needs_targets(self) -> bool:
-        """Whether without targets of requests its order is first come, first served."""
+        """Whether its order is first come, first served for requests without targets."""
         return getattr(self.order, "needs_targets", False)
 
     @property
     def uses_prefixes(self) -> bool:
-        """Whether it makes a difference to it what the prefix cache holds of prompts that wait."""
+        """Whether its decisions depend on what the prefix cache holds of waiting prompts."""
         return getattr(self.order, "uses_prefixes", False)
 
     def add(self, job: Job) -> None:
-        """A job starts to wait; one that was swapped out waits like any other, to be admitted again."""
+        """A job starts to wait; a swapped job waits like any other, to be admitted again."""
         self.order.add(job)
         for rule in self.leaving:
             rule.add(job)
@@ -94,7 +94,7 @@ class Policy:
     def end(self, job: Job, *, finished: bool) -> None:
         """A job is gone; if it still waited, it no longer does.
 
-        `finished`: its answer came to its own end or its limit, so that its length can be learned from.
+        `finished`: its answer ended by itself or at its limit, so that its length can be learned from.
         """
         for part in (self.order, self.batching) if finished else ():
             if learns(part):
@@ -109,7 +109,7 @@ class Policy:
             rule.remove(job)
 
     def touch(self, job: Job) -> None:
-        """Something changed that a job's rank may depend on: its first token is out, or it grew while waiting."""
+        """Something changed on which a job's rank may depend: its first token is out, or it grew while waiting."""
         self.order.touch(job)
         if job.state in _QUEUED:
             for rule in self.leaving:
@@ -117,7 +117,7 @@ class Policy:
                 rule.add(job)
 
     def plan(self, view: StepView) -> StepPlan:
-        """What this step should do: which jobs leave, run and start, and whose KV goes."""
+        """Decide this step: which jobs leave, run and start, and whose KV goes."""
         leave: dict[Job, Departure] = {}
         for rule in self.leaving:
             leave = {**rule.leave(view), **leave}  # the first rule that names a job decides
@@ -137,15 +137,15 @@ class Policy:
                 plan.admit = [job for job in plan.admit if job not in given_up]
 
     def next_change_s(self, view: StepView) -> float:
-        """Until when the plan for this view stays as it is, if no job comes or ends and residents only decode.
+        """How long the plan for this view stays valid, if no job comes or ends and residents only decode.
 
-        inf for ever; an instant before now where a part cannot tell. The simulator steps over such stretches, in which
-        orders see jobs as they were at the beginning.
+        inf for ever; a moment before now if a part cannot tell. The simulator skips such stretches, in which orders see
+        jobs as they were at the beginning.
         """
         return min(self.same_plan_until_s(view), _change_s(self.order, view))
 
     def same_plan_until_s(self, view: StepView) -> float:
-        """As `next_change_s`, where the order follows every step: ranks may change if no part goes by them."""
+        """As `next_change_s`, for an order that follows every step: ranks may change if no part uses them."""
         changing: list[Changing] = [*self.leaving, self.batching, self.eviction]
         ranking: tuple[object, ...] = (self.batching, self.eviction)
         if not all(may_rank_nobody(part) and part.ranks_nobody(view) for part in ranking):
@@ -153,7 +153,7 @@ class Policy:
         return min(_change_s(part, view) for part in changing)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Follow a step that was filled: which jobs were admitted, which lost their KV; then let the parts learn."""
+        """Follow a filled step: which jobs were admitted, which lost their KV; then let the parts learn."""
         for job in outcome.admitted:
             self._stop_waiting(job)
         for job in outcome.preempted:

@@ -1,4 +1,4 @@
-"""Settings of instances that are told apart by pool, put in place of their presets' own."""
+"""Settings for the instances of a pool, in place of their presets' own."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _THRESHOLD = ValueBounds("a share of the target between -1 and 1", lambda value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSettings:
-    """What is given for pools; None leaves a preset's own.
+    """Settings given for pools; None keeps a preset's own.
 
-    `hand_off_threshold` is of the rule that hands requests off. `lp_tokens` are those of a step of an LP instance,
-    `hp_tokens` those of an HP instance, which LP instances reckon with where they hand off.
+    `hand_off_threshold` belongs to the rule that hands requests off. `lp_tokens` are the tokens a step of an LP
+    instance; `hp_tokens` those of an HP instance, which LP instances also use when they hand off.
     """
 
     hand_off_threshold: Annotated[
@@ -48,11 +48,11 @@ class PoolSettings:
 
     @property
     def given(self) -> dict[str, float]:
-        """What is not left to the presets."""
+        """The settings that were given."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def heeded_by(self, policy: str) -> dict[str, float]:
-        """What is given that makes a difference to a policy, or to that of some pool of its."""
+        """The given settings that change the decisions of a policy, or of one of its pools' policies."""
         rows = list(map(find_preset, presets_of(policy).values()))
         hands = any(map(_hands_off, rows))
         heeds = {
@@ -64,14 +64,14 @@ class PoolSettings:
         return {name: value for name, value in self.given.items() if heeds[name]}
 
     def batching(self, preset: str) -> str | None:
-        """A preset's batching with these in place; None where they change nothing."""
+        """A preset's batching with these settings; None if they change nothing."""
         row = find_preset(preset).batching
         tokens = {_LP_BATCHING: self.lp_tokens, _HP_BATCHING: self.hp_tokens}
         given = next((each for name, each in tokens.items() if _is(row, name)), None)
         return None if given is None else _with(row, token_budget=f"{given}")
 
     def leaving(self, preset: str) -> tuple[str, ...] | None:
-        """A preset's leaving rules with these in place; None where they change nothing."""
+        """A preset's leaving rules with these settings; None if they change nothing."""
         row = find_preset(preset)
         given: dict[str, str] = {}
         if self.hand_off_threshold is not None:
@@ -83,17 +83,17 @@ class PoolSettings:
         return tuple(_with(rule, **given) if _is(rule, _HAND_OFF) else rule for rule in row.leaving)
 
     def preset(self, name: str) -> Preset:
-        """A row with these in place."""
+        """A preset with these settings."""
         return find_preset(name, batching=self.batching(name), leaving=self.leaving(name))
 
 
 def hands_off(policy: str) -> bool:
-    """Whether a policy, or that of some pool of its, hands requests off by a threshold."""
+    """Whether a policy, or one of its pools' policies, hands requests off by a threshold."""
     return any(_hands_off(find_preset(preset)) for preset in presets_of(policy).values())
 
 
 def presets_of(policy: str) -> Mapping[str, str]:
-    """The preset of each pool, or of no pool at all."""
+    """Pool -> preset; a policy without pools has a single entry."""
     return POOLED.get(policy, {"": policy})
 
 
@@ -106,7 +106,7 @@ def _is(spec: str, name: str) -> bool:
 
 
 def _with(spec: str, **given: str) -> str:
-    """A part with these settings; its others stay.
+    """A part with these settings added to its own.
 
     >>> _with("at-risk:confidence=0.9", threshold="0.1")
     'at-risk:confidence=0.9,threshold=0.1'

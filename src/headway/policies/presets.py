@@ -1,4 +1,4 @@
-"""The table: each policy as a row of parts."""
+"""The preset table: each policy as a row of parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.setting import Setting
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """One row: parts by name, each `name` or `name:setting=value,...`, and what the row is for."""
+    """One row: parts by name, each `name` or `name:setting=value,...`, and the purpose of the row."""
 
     name: str
     order: str
@@ -28,7 +28,7 @@ class Preset:
     summary: str
     source: str
     keeps_programs: bool = False
-    """Whether KV of agent programs is kept between their turns."""
+    """Whether the KV of agent programs is kept between their turns."""
 
 
 # fmt: off
@@ -61,7 +61,7 @@ _ROWS = (
            summary="earliest deadline first, late requests last; needs targets",
            source="Liu and Layland 1973; Ascendra section 3.5"),
     Preset("adaptivellm", "waited-over-length", "swapped-or-waiting", "cheapest:serial=true",
-           summary="swap or recompute, the cheaper; swapped or waiting, by mean wait per token; needs host memory",
+           summary="swaps or recomputes, whichever is cheaper; queues by mean wait per token; needs host memory",
            source="AdaptiveLLM (Liang et al. 2025), as published"),
     Preset("adaptivellm-prompt", "waited-over-length:prompt_only=true", "swapped-or-waiting",
            "cheapest:serial=true",
@@ -77,7 +77,7 @@ _ROWS = (
            summary="adaptivellm with swaps beside the steps, chunked recomputing, deadlines, no thrashing",
            source="the future work of AdaptiveLLM, built"),
     Preset("fastserve", "skip-join-mlfq", "top-jobs", "proactive",
-           summary="short answers need not wait behind long ones, although no length is known",
+           summary="short answers do not wait behind long ones, without any predicted length",
            source="FastServe (Wu et al. 2023; NSDI 2026)"),
     Preset("fastserve-v3", "skip-join-mlfq:starve_s=0.3,demote_levels=2", "top-jobs", "proactive",
            summary="fastserve with the constants of its later text: promotes after 0.3 s, demotes by two levels",
@@ -96,10 +96,10 @@ _ROWS = (
            summary="longest wait for its predicted work first, request by request; trusts every prediction",
            source="Magnus section 2.7, without batches"),
     Preset("uniboost", "boost", "decode-first", "recompute",
-           summary="by arrival, the shorter its prompt the more moved up, by a bounded time; without predictions",
+           summary="by arrival, with shorter prompts moved up by a bounded time; without predictions",
            source="UniBoost (Li et al., ICML 2026), one gamma"),
     Preset("headway", "on-time", "paced", "cheapest:min_residency=4,urgent=true",
-           summary="as many on time as can be, then the shortest as predicted, in steps as short as targets ask",
+           summary="as many on time as possible, then the shortest by prediction, in steps as short as targets need",
            source="the four papers in one; adr/0023", keeps_programs=True),
     Preset("ascendra-lp", "slack", "within-budgets", "recompute", ("at-risk", "expired"),
            summary="low priority: prompts by slack beside the decodes; hands off what would be late; needs targets",
@@ -144,14 +144,14 @@ DecodeShare = Annotated[
     ),
 ]
 _DIALS = {"tail": "order", "decode_share": "batching"}
-"""Settings with a flag of their own, and the kind of part that has them."""
+"""Settings with a flag of their own -> the kind of part that has them."""
 
 POOLED: dict[str, Mapping[str, str]] = {"ascendra": {"lp": "ascendra-lp", "hp": "ascendra-hp"}}
-"""Policies of several pools of instances: name -> pool -> preset of its instances."""
+"""Policies with several pools of instances: name -> pool -> preset of its instances."""
 
 
 def known_presets() -> dict[str, Preset]:
-    """Every preset that can be named, built in or installed."""
+    """Every available preset, built in or installed."""
     return known(_GROUP, PRESETS)
 
 
@@ -165,7 +165,7 @@ def find_preset(
     tail: float | None = None,
     decode_share: float | str | None = None,
 ) -> Preset:
-    """The named row with the given parts in place of its own, and with these dials; ConfigError for no such name.
+    """The named row with the given parts and dials in place of its own. Raises ConfigError for an unknown name.
 
     >>> find_preset("sarathi").batching
     'decode-first:token_budget=512'
@@ -180,7 +180,7 @@ def find_preset(
 
 
 def with_dials(row: Preset, dials: Mapping[str, float | str | None]) -> Preset:
-    """The row with these settings of its parts; None, and `auto` for a share of decodes, leave a part as it is."""
+    """The row with these settings of its parts; None, and `auto` for a share of decodes, change nothing."""
     for dial, value in dials.items():
         if value is not None and (dial, value) != ("decode_share", AUTO):
             kind = _DIALS[dial]
@@ -198,9 +198,9 @@ def dials_of(row: Preset) -> set[str]:
 
 
 def build_policy(preset: Preset, cost: CostModel | None = None, *, priority_first: bool = False) -> Policy:
-    """A fresh policy from a row; ConfigError names the part or setting that is not accepted.
+    """Build a fresh policy from a row. Raises ConfigError, which names the part or setting that is not accepted.
 
-    With `priority_first` its order ranks jobs of one priority only (see `order/by_priority.py`).
+    With `priority_first` its order only ranks jobs of one priority (see `order/by_priority.py`).
     """
     order = build_part("order", preset.order, cost, *((by_priority,) if priority_first else ()))
     batching = build_part("batching", preset.batching, cost)

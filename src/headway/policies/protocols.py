@@ -1,4 +1,4 @@
-"""What the four kinds of parts offer, and what more they may."""
+"""The protocols of the four kinds of parts, and their optional abilities."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headway.core.view import StepView
 
 
 class Changing(Protocol):
-    """What every kind of part says of the time."""
+    """What every kind of part says about time."""
 
     def next_change_s(self, view: StepView) -> float:
-        """Until when the part's answers stay as they are, while residents only decode and time passes.
+        """How long the part's answers stay valid, while residents only decode and time passes.
 
-        inf for ever; an instant before now where that is not known. A batching is asked given that the order stays as
-        it is, an eviction given that the plan does, a leaving rule given that no job arrives.
+        inf for ever; a moment before now if unknown. A batching may assume that the order stays as it is, an eviction
+        that the plan does, a leaving rule that no job arrives.
         """
 
 
@@ -27,15 +27,15 @@ class Part(Changing, Protocol):
     """A part that learns from steps."""
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Learn from a step that was filled."""
+        """Learn from a filled step."""
 
 
 class Order(Part, Protocol):
     """An incremental index of the waiting jobs, and a ranking of residents by the same rule.
 
-    `add` is called when a job starts waiting (it arrived, or was preempted: a swapped one waits like any other),
-    `remove` when it stops (admitted, or about to end), `end` when it is gone, `touch` when something its
-    rank depends on changed. The ranking is total: ties end in (arrival, id).
+    `add` is called when a job starts to wait (it arrived, or was preempted or swapped), `remove` when it stops
+    (admitted, or about to end), `end` when it is gone, `touch` when something changed on which its rank depends. The
+    ranking is total: ties end in (arrival, id).
     """
 
     def add(self, job: Job) -> None:
@@ -48,39 +48,39 @@ class Order(Part, Protocol):
         """Forget a job, which no longer waits, for good."""
 
     def touch(self, job: Job) -> None:
-        """Take a live job's rank anew."""
+        """Update a live job's rank."""
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs, most deserving first."""
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` (residents), most deserving first."""
+        """Sort `jobs` (residents), most deserving first."""
 
 
 class Batching(Part, Protocol):
-    """Which resident jobs run, which waiting ones start, with how many tokens."""
+    """Decides which resident jobs run, which waiting ones start, and with how many tokens."""
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """The step's run, admit, budget and caps; jobs in `leaving` are not to be named."""
+        """The step's run, admit, budget and caps, without the jobs in `leaving`."""
 
 
 class Eviction(Part, Protocol):
-    """Which jobs are preempted before the step is filled; shortage while filling takes the last resident."""
+    """Decides which jobs are preempted before the step is filled; a shortage while filling takes the last resident."""
 
     @property
     def serial(self) -> bool:
         """Whether a step waits for the copies decided with it."""
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """The plan with those whose KV leaves now in `preempt` and no longer in `run`.
+        """The plan with the jobs whose KV leaves now moved from `run` to `preempt`.
 
-        `admit` is emptied if they leave because blocks are short (invariant 4). Without victims the plan is returned
-        as it is.
+        `admit` is emptied if they leave because blocks are short (invariant 4). Without victims the plan is returned as
+        it is.
         """
 
 
 class Leaving(Changing, Protocol):
-    """A rule run before everything else of a step; it looks only at waiting jobs it was told of."""
+    """A rule that runs first in a step, and only examines the waiting jobs that it was told of."""
 
     def add(self, job: Job) -> None:
         """A job starts to wait."""
@@ -92,7 +92,7 @@ class Leaving(Changing, Protocol):
         """The jobs that leave now, and why."""
 
 
-# ---- what many parts have in common ---------------------------------------------------------------------------
+# ---- defaults that many parts share ---------------------------------------------------------------------------
 
 
 class LearnsNothing:
@@ -123,16 +123,16 @@ class Drifting:
     __slots__ = ()
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known."""
+        """Unknown."""
         return -inf
 
 
-# ---- what a part may offer besides -------------------------------------------------------------------------
+# ---- optional abilities of a part --------------------------------------------------------------------------
 
 
 @runtime_checkable
 class SecondLook(Protocol):
-    """A leaving rule that also looks once it is planned which jobs run and start."""
+    """A leaving rule that also decides after the plan, when it is known which jobs run and start."""
 
     def leave_unserved(self, view: StepView, plan: StepPlan) -> Mapping[Job, Departure]:
         """Which of the jobs that this step does not serve leave, and why."""
@@ -140,18 +140,18 @@ class SecondLook(Protocol):
 
 @runtime_checkable
 class Indifferent(Protocol):
-    """A batching or an eviction for which ranks may make no difference, however they change."""
+    """A batching or an eviction that may be independent of ranks."""
 
     def ranks_nobody(self, view: StepView) -> bool:
-        """Whether it goes by no rank while residents only decode, have blocks, and no job comes or ends."""
+        """Whether ranks do not matter while residents only decode, have blocks, and no job comes or ends."""
 
 
 @runtime_checkable
 class Learning(Protocol):
-    """An order, or a batching, that learns from answers that came to their end."""
+    """An order, or a batching, that learns from answers that ended by themselves or at their limit."""
 
     def finished(self, job: Job) -> None:
-        """An answer ended by itself or at its limit; `end` follows. Not called for a job that ended otherwise."""
+        """An answer ended by itself or at its limit; `end` follows. Not called for other ends."""
 
 
 @runtime_checkable
@@ -160,34 +160,36 @@ class Predicting(Protocol):
 
     @property
     def trusts_predictions(self) -> bool:
-        """Whether it goes by predicted lengths now; others should not rely on them while it does not."""
+        """Whether it uses predicted lengths now; other parts should not rely on them otherwise."""
 
 
 @runtime_checkable
 class Governing(Predicting, Protocol):
-    """A predicting order that watches how good predictions are."""
+    """A predicting order that watches the quality of predictions."""
 
     @property
     def quality(self) -> PredictionQuality:
-        """What it has seen of them: `trusted`, `tau` and `coverage`, None while too little is known."""
+        """The observed quality: `trusted`, `tau` and `coverage`, None while too little is known."""
 
 
 @runtime_checkable
 class KnowsLate(Order, Protocol):
-    """An order that knows which jobs can still meet their targets, for parts that share out time and memory."""
+    """An order that knows which jobs can still meet their targets, for parts that distribute time and memory."""
 
     @property
     def trusts_step_times(self) -> bool:
-        """Whether steps take about what is predicted, so that it means something to be on time."""
+        """Whether steps take about as long as predicted, so that being on time has a meaning."""
 
     def latest_start_s(self, job: Job) -> float:
-        """Until when a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""
+        """How long a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""
 
     def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
-        """The jobs, all live, that have a target and can still meet all they have. O(jobs), without calls."""
+        """The live jobs among these that have a target and can still meet all of their targets. O(jobs), without
+        calls.
+        """
 
     def that_can_wait(self, jobs: Iterable[Job], now_s: float) -> Collection[Job]:
-        """The jobs that are in time whatever happens to them in the next minutes."""
+        """The jobs that stay in time even if ignored for the next minutes."""
 
     def due_first_tokens(self, jobs: Iterable[Job], now_s: float) -> list[Job]:
         """The prompts without a target that are computed before all others now, since their first token is due."""

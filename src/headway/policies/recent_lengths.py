@@ -1,4 +1,4 @@
-"""How long the last answers were."""
+"""Lengths of the last answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RecentLengths:
         return len(self._latest)
 
     def add(self, tokens: int) -> None:
-        """An answer came to its end with so many tokens."""
+        """An answer ended by itself with this many tokens."""
         if len(self._latest) == self._latest.maxlen:
             oldest = self._latest[0]
             self._sum -= oldest
@@ -29,7 +29,7 @@ class RecentLengths:
 
     @property
     def mean(self) -> float:
-        """Their mean; at least one answer must have ended."""
+        """The mean length; at least one answer must have ended."""
         return self._sum / len(self._latest)
 
     def at(self, share: float) -> int:

@@ -1,4 +1,4 @@
-"""How long the KV of an agent program stays on the device while its tool runs."""
+"""Decides how long an agent program's KV stays on the device while its tool runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from headway.core.kept_programs import Program
 from headway.errors import ConfigError
 
 _RECENT = 200
-"""Pauses of late that say how long the next will be, for each tenant."""
+"""Recent pauses of each tenant that predict the next one."""
 _TELLING = 8
-"""Pauses before which nothing is kept: they would say little."""
+"""Pauses needed before anything is kept: fewer would say little."""
 _MOST_PAUSED = 10_000
-"""Programs that pause, of which it is noted whether they come back."""
+"""Most paused programs of which the return is awaited."""
 
 
 class _Pauses:
-    """The pauses of late of one tenant's programs, ascending; inf for one that did not end in time."""
+    """The recent pauses of one tenant's programs, ascending; inf for one that did not end in time."""
 
     def __init__(self) -> None:
         self._latest: deque[float] = deque(maxlen=_RECENT)
@@ -34,15 +34,15 @@ class _Pauses:
 
 
 class KeepUntilReturn:
-    """Keeps a program's KV for as long as its return is worth more than the memory until then.
+    """Keeps a program's KV as long as its expected return is worth more than the memory.
 
-    Worth is what the prompt would take to compute again, times the share of the tenant's pauses of late that were over
-    by then. The price of memory is engine time: a program that holds a tenth of it for ten seconds costs one second, as
-    jobs are ranked by work with memory (`RemainingWork`). Of all moments up to `longest_s` the one with the most gain
-    is the program's time to live. Nothing is kept if there is no gain, or before eight pauses of the tenant have been
+    The worth is the time to compute the prompt again, times the share of the tenant's recent pauses that were over by
+    then. The price of memory is engine time: a program that holds a tenth of it for ten seconds costs one second, as
+    jobs are ranked by work with memory (`RemainingWork`). Among all moments up to `longest_s`, the one with the largest
+    gain is the program's time to live. Nothing is kept without a gain, or before eight pauses of the tenant have been
     seen. All programs together keep at most `share` (0 to 1) of the device's KV blocks.
 
-    Costs: O(log) a turn that comes, O(_RECENT) a turn that ends.
+    Costs: O(log) for a turn that arrives, O(_RECENT) for a turn that ends.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class KeepUntilReturn:
         self._since_s: dict[Program, float] = {}
 
     def came(self, program: Program, now_s: float) -> None:
-        """A turn of a program has come: learn how long its tool ran."""
+        """A turn of a program arrived: learn how long its tool ran."""
         since_s = self._since_s.pop(program, None)
         if since_s is not None:
             self._learn(program, now_s - since_s)
 
     def keep_s(self, program: Program, num_tokens: int, now_s: float) -> float:
-        """Seconds for which the `num_tokens` of KV of a program whose turn has ended are kept; 0: let go."""
+        """Seconds to keep the `num_tokens` of KV of a program whose turn has ended; 0: release them."""
         self._since_s.pop(program, None)
         self._since_s[program] = now_s
         self._give_up(now_s)
@@ -89,10 +89,10 @@ class KeepUntilReturn:
 
 
 def best_wait_s(pauses_s: Sequence[float], gain_s: float, price: float) -> float:
-    """How long to wait for a return that saves `gain_s`, where each second of waiting costs `price`; 0: not at all.
+    """How long to wait for a return that saves `gain_s`, if each second of waiting costs `price`; 0: not at all.
 
-    `pauses_s` ascends, each as likely as the next. Waiting until the i-th of n gains i times in n, and costs as long as
-    each of those pauses lasts, and the whole wait the other times. O(n).
+    `pauses_s` ascends, each equally likely. Waiting until the i-th of n gains i times in n; it costs the length of
+    those pauses, and otherwise the whole wait. O(n).
 
     >>> best_wait_s([1.0, 2.0, 50.0, float("inf")], gain_s=4.0, price=0.5)
     2.0

@@ -1,1 +1,1 @@
-"""Predictors of time and length: `predict` answers, `observe` learns from what really happened."""
+"""Predictors of times and lengths: `predict` answers, `observe` learns from what happened."""

@@ -1,4 +1,4 @@
-"""Saves what is learned, now and then and at the end."""
+"""Saves learned data periodically and at the end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ KEEP_EVERY_S = 180.0
 
 
 class FileKeeper:
-    """A thread that calls `save` every `period_s` if the `count` of what was learned has changed since.
+    """A thread that calls `save` every `period_s` if `count` has changed since.
 
-    A context manager: leaving it saves once more. A save that fails (OSError) is logged once, and learning goes on.
+    Used as a context manager: leaving it saves once more. A failed save (OSError) is logged once, and learning
+    continues.
     """
 
     def __init__(
@@ -35,11 +36,11 @@ class FileKeeper:
         self.stop()
 
     def start(self) -> None:
-        """Begin; once."""
+        """Start the thread, once."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Wait for a save under way, and save what was learned since."""
+        """Wait for a running save, then save what was learned since."""
         self._stopped.set()
         self._thread.join()
         self._save()

@@ -1,4 +1,4 @@
-"""What happened, read back: records on disk, summaries, comparisons, tables, charts and the report."""
+"""Reads results back: records, summaries, comparisons, tables, charts and the report."""
 
 from headway.results.comparison import Comparison, compare
 from headway.results.metrics import COLUMNS, Column, RunInfo, Summary, met_targets, summarize

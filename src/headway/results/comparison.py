@@ -1,4 +1,4 @@
-"""Several policies side by side: whether they may be compared, and which of two did better, in words."""
+"""Compares several policies: whether they are comparable, and in words which of two did better."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headway.results.metrics import Summary, summarize
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Policy -> summary, in the order given, with the same over the common subset where they differ.
+    """Policy -> summary, in the order given, and the summaries over the common subset of requests if they differ.
 
-    `common` is empty where every policy finished the same requests, or where no request finished under all.
-    `note` says so in a sentence; it is "" where the policies are comparable.
+    `common` is empty if every policy finished the same requests, or if no request finished under all. `note` explains
+    that in a sentence; it is "" if the policies are comparable.
     """
 
     summaries: dict[str, Summary]
@@ -24,16 +24,16 @@ class Comparison:
 
     @property
     def comparable(self) -> bool:
-        """Whether every policy finished the same requests, so that latencies speak of the same work."""
+        """Whether every policy finished the same requests, so that latencies compare the same work."""
         return not self.note
 
 
 def compare(summaries: Mapping[str, Summary], records: Mapping[str, Sequence[Record]]) -> Comparison:
-    """Set policies side by side; latencies of policies that finished different requests are not comparable.
+    """Compare policies; latencies of policies that finished different requests are not comparable.
 
-    In that case `common` holds the summaries over the requests finished under all policies. Only its
-    latencies speak of the policies: how many requests were lost is not in it. Raises RecordError unless both
-    arguments name the same policies.
+    In that case `common` has the summaries over the requests finished under all policies. Only its latencies are
+    meaningful: how many requests were lost is not in it. Raises RecordError unless both arguments name the same
+    policies.
     """
     if set(summaries) != set(records):
         raise RecordError(f"summaries of {sorted(summaries)} cannot go with records of {sorted(records)}")
@@ -61,16 +61,16 @@ def _note(finished: Mapping[str, set[str]], num_shared: int) -> str:
 
 
 GOODPUT_ALIKE = 0.02
-"""Two goodputs that are closer count as equal: one run cannot tell them apart."""
+"""Goodputs closer than this count as equal: one run cannot tell them apart."""
 JCT_ALIKE = 0.05
-"""Two mean JCTs that are closer, as a share of the longer one, count as equal for the same reason."""
+"""Mean JCTs closer than this, relative to the longer one, count as equal for the same reason."""
 
 
 def verdict(comparison: Comparison, circumstances: str = "") -> str:
     """A sentence about goodput and one about JCT, after `circumstances`; each names the better of two policies.
 
-    "" unless there are two. Nothing is compared where different numbers of requests ended. JCTs are not compared where
-    different requests finished.
+    "" unless there are two. Compares nothing if different numbers of requests ended, and no JCTs if different requests
+    finished.
     """
     summaries = comparison.summaries
     if len(summaries) != 2:
@@ -127,10 +127,10 @@ def _both(words: Iterable[str]) -> str:
 
 
 def _of_100(share: float) -> str:
-    """The share as a whole number of 100; all and none only where it is all and none."""
+    """The share as a whole number of 100; "all" and "none" only if exact."""
     return f"{share * 100:.0f}" if share in (0, 1) else f"{min(99, max(1, round(share * 100)))}"
 
 
 def _seconds(value_s: float | None) -> str:
-    """Three digits of it."""
+    """Seconds with three digits."""
     return "–" if value_s is None else f"{float(f'{value_s:.3g}'):g} s"

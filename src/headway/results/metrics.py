@@ -1,4 +1,4 @@
-"""The numbers of one run under one policy: what each means, and how records give them."""
+"""The summary of one run under one policy: what each number means, and its computation from records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.statistics import known, mean_of_known, quantile
 
 
 class Better(StrEnum):
-    """Which direction of a column is an improvement; NEITHER where a value is good or bad only in context."""
+    """Which direction of a column is an improvement; NEITHER if that depends on the context."""
 
     LOWER = "lower"
     HIGHER = "higher"
@@ -26,7 +26,7 @@ class Better(StrEnum):
 
 
 class Group(StrEnum):
-    """The table a column is shown in."""
+    """The table of a column."""
 
     GOALS = "Goodput and throughput"
     LATENCY = "Latency of finished requests"
@@ -47,9 +47,9 @@ class Column:
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a run knows beyond its records; None where it was not measured.
+    """What a run knows beyond its records; None if not measured.
 
-    `swapped_out_blocks` replaces the sum over the records, for runs that copy blocks ahead of need as well.
+    `swapped_out_blocks` replaces the sum over the records, for runs that also copy blocks ahead of need.
     """
 
     swapped_out_blocks: int | None = None
@@ -80,8 +80,8 @@ _FAILED = "requests lost to an error, or handed off and never seen again"
 class Summary:
     """One policy's run in numbers; None means not measurable. Keys are stable: scripts rely on them.
 
-    Means and quantiles are over the finished requests that have the value; quantiles interpolate linearly
-    between order statistics (numpy's default; Hyndman and Fan 1996, type 7).
+    Means and quantiles are over the finished requests that have the value; quantiles are interpolated linearly between
+    order statistics (numpy's default; Hyndman and Fan 1996, type 7).
     """
 
     requests: Annotated[int, _request(_NEITHER, "requests", _ENDED)]
@@ -162,7 +162,7 @@ def jct_s(record: Record) -> float | None:
 
 
 def ttft_s(record: Record) -> float | None:
-    """Arrival to first token; None unless finished and seen."""
+    """Arrival to first token; None unless the request finished and had one."""
     if record.outcome is not Outcome.FINISHED or record.first_token_s is None:
         return None
     return record.first_token_s - record.arrival_s
@@ -196,7 +196,7 @@ def normalized_latency_s(record: Record) -> float | None:
 
 
 def end_s(record: Record) -> float:
-    """When the record closed; where that was not written, the last time it does have."""
+    """When the record closed; if that was not written, its latest time."""
     times_s = (record.finished_s, record.first_token_s, record.first_scheduled_s)
     return next((time_s for time_s in times_s if time_s is not None), record.arrival_s)
 
@@ -204,7 +204,7 @@ def end_s(record: Record) -> float:
 def met_targets(record: Record) -> bool:
     """Whether a request finished within all of its targets; a value that was not measured meets none.
 
-    Equal to the stored resolution counts as met; so does the time between tokens of a single token.
+    Equality at the stored resolution counts as met; so does the time between tokens of a single token.
     """
     if record.outcome is not Outcome.FINISHED:
         return False
@@ -223,11 +223,11 @@ def _within(value_s: float | None, target_s: float | None) -> bool:
 
 
 def ends(records: Iterable[Record]) -> list[Record]:
-    """The one end of every request, moves left out.
+    """The only end of every request, without moves.
 
-    A hand-off is a move, written by the instance that gave the request up; its end is another record with the
-    same id. A move whose request ends nowhere was lost: its last record stands in, as failed.
-    Raises RecordError if a request ends twice.
+    A hand-off is a move, written by the instance that gave the request up; its end is another record with the same id.
+    A move whose request has no end was lost: its last record represents it, as failed. Raises RecordError if a request
+    ends twice.
     """
     ended: dict[str, Record] = {}
     moved: dict[str, Record] = {}
@@ -248,9 +248,8 @@ def ends(records: Iterable[Record]) -> list[Record]:
 def summarize(records: Sequence[Record], *, run: RunInfo | None = None) -> Summary:
     """The summary of one policy's run; the order of the records does not matter.
 
-    Requests are counted by their `ends`; preemptions, blocks and tokens computed again are summed over all
-    records, moves too, for that work was done. `run` adds what records do not hold.
-    Raises RecordError if a request ends twice.
+    Requests are counted by their `ends`. Preemptions, blocks and recomputed tokens are summed over all records
+    including moves, since that work was done. `run` adds what records lack. Raises RecordError if a request ends twice.
     """
     run = run or RunInfo()
     ended = ends(records)
@@ -272,7 +271,7 @@ def summarize(records: Sequence[Record], *, run: RunInfo | None = None) -> Summa
 
 
 def _programs(records: Sequence[Record], ended: Sequence[Record], run: RunInfo) -> dict[str, Any]:
-    """What the turns of each program came to together."""
+    """The combined results of the turns of each program."""
     turns: defaultdict[tuple[str, str], list[Record]] = defaultdict(list)
     for record in ended:
         if record.program is not None:
@@ -297,7 +296,7 @@ def _counts(records: Sequence[Record], ended: Sequence[Record]) -> dict[str, int
 
 
 def _rates(ended: Sequence[Record], finished: Sequence[Record]) -> dict[str, Any]:
-    """Duration, throughput and goodput; rates need a duration above zero, goodput a request with a target."""
+    """Duration, throughput and goodput; rates need a positive duration, goodput a request with a target."""
     duration_s = max(map(end_s, ended)) - min(record.arrival_s for record in ended) if ended else None
     output_tokens = sum(record.output_tokens for record in finished)
     prompt_tokens = sum(record.prompt_tokens for record in finished)

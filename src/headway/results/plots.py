@@ -1,4 +1,4 @@
-"""Charts of a run, as SVG text: latencies, the course of requests, the queue, and metrics against load."""
+"""Charts of a run as SVG: latencies, timelines, the queue, and metrics against load."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_POINTS = 300
-"""Points a curve is thinned to; more would not be seen, and would make the page heavy."""
+"""Most points of a curve; more would not be visible, and would make the page heavy."""
 
 PHASES = ("waiting", "scheduled, no token yet", "decoding")
 """Phases of a request, in order."""
 
 SMALLEST_S = 1e-6
-"""What no time counts as where an axis is logarithmic, which has no zero; times are stored to the microsecond."""
+"""Value that replaces 0 on a logarithmic axis; times are stored to the microsecond."""
 
 
 def queue_lengths(records: Sequence[Record]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Times in seconds since the first arrival, rising, and the queue length from each on: two (n_changes,).
+    """Change times in seconds since the first arrival, and the queue length after each: two (n_changes,).
 
-    The queue holds what has arrived and is not yet scheduled. Without a first scheduled time a request counts
-    until its first token. Cost: O(n log n).
+    The queue holds arrived requests that are not scheduled yet. Without a first scheduled time a request counts until
+    its first token. Cost: O(n log n).
     """
     ended = ends(records)
     arrivals_s = np.array([record.arrival_s for record in ended])
@@ -64,7 +64,7 @@ def distribution(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sorted values and the share of requests at or below each, both (<= MAX_POINTS,).
 
-    An unfinished request has no value, yet counts as one of the requests; a finished one without it does not.
+    An unfinished request has no value, but counts among the requests; a finished one without the value does not.
     """
     values_s = np.sort(np.maximum(known(map(value_s, ended)), SMALLEST_S))
     lost = sum(record.outcome is not Outcome.FINISHED for record in ended)
@@ -73,7 +73,7 @@ def distribution(
 
 
 def spread(count: int, at_most: int) -> list[int]:
-    """`at_most` indexes spread evenly over `count`, the first and the last included."""
+    """`at_most` indexes spread evenly over `count`, including the first and the last."""
     if count <= at_most:
         return list(range(count))
     return [round(index) for index in np.linspace(0, count - 1, at_most)]
@@ -82,7 +82,7 @@ def spread(count: int, at_most: int) -> list[int]:
 def thin_by_peaks(
     times_s: NDArray[np.float64], lengths: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The highest length of each of MAX_POINTS stretches, at its start, and the end; short runs as they are."""
+    """The highest length in each of MAX_POINTS stretches, and the end; short runs are unchanged."""
     if len(times_s) <= MAX_POINTS:
         return times_s, lengths
     starts = np.linspace(0, len(times_s), MAX_POINTS, endpoint=False).astype(int)
@@ -91,12 +91,12 @@ def thin_by_peaks(
 
 
 MAX_BARS = 60
-"""Requests a timeline shows."""
+"""Most requests in a timeline."""
 
 _SMALL_IN, _WIDE_IN = (4.6, 3.1), (13.2, 2.9)
 _PHASE_COLOURS = ("#98A2AE", "#E69F00", "#0072B2")
 _LOST = "#D55E00"
-_LEAST_RATIO = 5.0  # of the ends of a log axis
+_LEAST_RATIO = 5.0  # between the ends of a log axis
 _TARGET_STYLE: dict[str, Any] = {"color": INK, "linewidth": 1.1, "linestyle": ":"}
 
 
@@ -108,7 +108,7 @@ class _Latency:
 
 
 class Latency(Enum):
-    """The latencies a distribution can be drawn of."""
+    """The latencies with a distribution chart."""
 
     TTFT = _Latency("Time to first token", ttft_s, lambda record: record.slo.ttft_s)
     TBT = _Latency("Time between tokens", tbt_s, lambda record: record.slo.tbt_s)
@@ -116,10 +116,10 @@ class Latency(Enum):
 
 
 def cdf_svg(records: Mapping[str, Sequence[Record]], latency: Latency, *, where: str = "") -> str:
-    """Share of requests that took no longer than x, per policy, on a log axis.
+    """Share of requests that took no longer than x, by policy, on a log axis.
 
-    The share is of all requests that ended, so a policy that refused or lost some stays below 1. A dotted
-    line marks the target where all requests with one share it. `where` tells charts of one page apart.
+    The share is of all ended requests, so a policy that refused or lost some stays below 1. A dotted line marks the
+    target if all requests with one share it. `where` makes the ids of a page's charts unique.
     """
     kind = latency.value
     curves = [distribution(ends(mine), kind.value_s) for mine in records.values()]
@@ -134,7 +134,7 @@ def cdf_svg(records: Mapping[str, Sequence[Record]], latency: Latency, *, where:
         for index, (values_s, shares) in enumerate(curves):
             if len(values_s):
                 style = {**line_style(index), "marker": ""}
-                # the plateau goes on to where the slowest policy ends
+                # the plateau extends to the end of the slowest policy
                 axes.step([*values_s, largest_s], [*shares, shares[-1]], where="post", **style)
         if target_s is not None:
             axes.axvline(target_s, **_TARGET_STYLE)
@@ -148,11 +148,11 @@ def cdf_svg(records: Mapping[str, Sequence[Record]], latency: Latency, *, where:
 def timeline_svg(
     policy: str, records: Sequence[Record], *, until_s: float | None = None, where: str = ""
 ) -> str:
-    """Requests as bars from arrival to end, coloured by phase; a cross where one ended unfinished.
+    """Requests as bars from arrival to end, coloured by phase; a cross marks an unfinished end.
 
-    More than MAX_BARS requests are sampled evenly by arrival, and the title says so. Without a first
-    scheduled time the wait lasts to the first token. `until_s`, in seconds since the first arrival, ends the
-    axis, so that several policies can share it.
+    More than MAX_BARS requests are sampled evenly by arrival, and the title says so. Without a first scheduled time the
+    wait lasts to the first token. `until_s`, in seconds since the first arrival, ends the axis, so that several
+    policies can share it.
     """
     ended = sorted(ends(records), key=lambda record: (record.arrival_s, record.id))
     shown = [ended[index] for index in spread(len(ended), MAX_BARS)]
@@ -193,10 +193,10 @@ def _phase_legend() -> list[tuple[Any, str]]:
 
 
 def queue_svg(records: Mapping[str, Sequence[Record]], *, where: str = "") -> str:
-    """Requests that had arrived and were not yet scheduled, over time, per policy.
+    """Requests that had arrived and were not scheduled yet, over time, by policy.
 
-    Without a first scheduled time a request counts until its first token. A long run is drawn by the highest
-    value of each stretch.
+    Without a first scheduled time a request counts until its first token. A long run is drawn by the highest value of
+    each stretch.
     """
     curves = {policy: queue_lengths(mine) for policy, mine in records.items()}
 
@@ -213,10 +213,12 @@ def queue_svg(records: Mapping[str, Sequence[Record]], *, where: str = "") -> st
     return draw(f"Queue length{where}", _WIDE_IN, paint, _line_legend(records))
 
 
-def sweep_svg(points: Mapping[str, Sequence[tuple[float, float | None]]], key: str) -> str:
-    """One summary key against offered load, a line per policy; (load, None) is left out of its line.
+def sweep_svg(
+    points: Mapping[str, Sequence[tuple[float, float | None]]], key: str, load_name: str = "offered load"
+) -> str:
+    """One summary key against the load, a line for each policy; (load, None) is left out.
 
-    Seconds are on a log axis, shares run from 0 to 1, anything else from 0.
+    Seconds have a log axis, shares run from 0 to 1, anything else from 0.
     """
     column = COLUMNS[key]
     name = f"{column.heading} ({column.unit})" if column.unit not in ("", "s") else column.heading
@@ -227,20 +229,20 @@ def sweep_svg(points: Mapping[str, Sequence[tuple[float, float | None]]], key: s
         for index, line in enumerate(points.values()):
             drawn = [(load, max(value, least)) for load, value in line if value is not None]
             axes.plot([x for x, _ in drawn], [y for _, y in drawn], markersize=4, **line_style(index))
-        axes.set_xlabel("offered load")
+        axes.set_xlabel(load_name)
         if not any(value is not None for line in points.values() for _, value in line):
             return _say(axes, "not measured")
         if column.unit == "s":
             return _log_seconds(axes, "y")
         axes.set_ylim(0, 1.02 if key == "goodput" else None)
 
-    return draw(f"{name} against offered load", _SMALL_IN, paint, _line_legend(points))
+    return draw(f"{name} against {load_name}", _SMALL_IN, paint, _line_legend(points))
 
 
 def _line_legend(
     policies: Mapping[str, Sequence[Any]], target_s: float | None = None
 ) -> list[tuple[Any, str]]:
-    """A line for every policy that has something to show, and one for the target."""
+    """Legend lines for every policy with data, and for the target."""
     from matplotlib.lines import Line2D
 
     styles = [{**line_style(index), "marker": ""} for index in range(len(policies))]
@@ -252,13 +254,13 @@ def _line_legend(
 
 
 def _say(axes: Axes, what: str) -> None:
-    """Leave the chart empty, but for a sentence."""
+    """Show a sentence in place of an empty chart."""
     axes.set_axis_off()
     axes.text(0.5, 0.5, what, ha="center", va="center", transform=axes.transAxes)
 
 
 def _log_seconds(axes: Axes, which: str = "x") -> None:
-    """Make an axis of seconds logarithmic, its labels in µs, ms or s; small differences are not blown up."""
+    """Make an axis of seconds logarithmic, with labels in µs, ms or s; small differences are not exaggerated."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -273,7 +275,7 @@ def _log_seconds(axes: Axes, which: str = "x") -> None:
 
 
 def seconds_text(value_s: float) -> str:
-    """Seconds in the unit a reader would choose: "50 ms", "1.5 s"."""
+    """Seconds in the unit that a reader would choose: "50 ms", "1.5 s"."""
     if value_s >= 1:
         return f"{value_s:g} s"
     return f"{value_s * 1e3:g} ms" if value_s >= 1e-3 else f"{value_s * 1e6:g} µs"

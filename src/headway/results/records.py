@@ -43,10 +43,10 @@ KEYS = (
     "recomputed_tokens",
     "error",
 )
-"""Keys of a line, in the order written."""
+"""Keys of a line, in order."""
 
 OPTIONAL_KEYS = frozenset({"program", "token_times_s", "error"})
-"""Left out of a line when None; every other key is always there, null where it never happened."""
+"""Left out of a line when None; every other key is always there, null if it never happened."""
 
 _SLO_KEYS = tuple(field.name for field in fields(Slo))
 _TIME_KEYS = ("arrival_s", "first_scheduled_s", "first_token_s", "finished_s")
@@ -72,7 +72,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(line: bytes) -> Record:
-    """The record of one line. Raises RecordError with what is wrong with it, but no file or line number."""
+    """Decode one line. Raises RecordError with the fault, but without file or line number."""
     try:
         found = msgspec.json.decode(line, type=dict[str, Any])
         if missing := [key for key in KEYS if key not in found and key not in OPTIONAL_KEYS]:
@@ -87,13 +87,13 @@ def decode_record(line: bytes) -> Record:
 
 
 def _reject_unknown(found: dict[str, Any], accepted: tuple[str, ...]) -> None:
-    """Raise RecordError for a key that is not accepted: a misspelt target must not read as no target."""
+    """Raise RecordError for an unknown key: a misspelt target must not count as no target."""
     if unknown := [key for key in found if key not in accepted]:
         raise RecordError(f"unknown key {unknown[0]!r}; accepted: {', '.join(accepted)}")
 
 
 def _check(record: Record) -> None:
-    """Raise RecordError for what no run can produce: negative counts, times that go back."""
+    """Raise RecordError for impossible values: negative counts, or times that go backwards."""
     for key in _COUNT_KEYS:
         if getattr(record, key) < 0:
             raise RecordError(f"{key} is {getattr(record, key)}; accepted: 0 or more")
@@ -105,16 +105,16 @@ def _check(record: Record) -> None:
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Put a file of these records at `path`, all of it or nothing. Raises RecordError if it cannot be written."""
+    """Write these records to `path`, all or none. Raises RecordError if the file cannot be written."""
     with _writing(path):
         write_whole(path, b"".join(encode_record(record) + b"\n" for record in records))
 
 
 class RecordWriter:
-    """Writes records to a new file, each handed to the operating system before `append` returns.
+    """Writes records to a new file, each passed to the operating system before `append` returns.
 
-    An existing file is replaced; missing folders are made. Use as a context manager, or call `close`.
-    Raises RecordError, here and in every call, if the file cannot be written, as on a full disk.
+    Replaces an existing file and makes missing folders. Use as a context manager, or call `close`. Raises RecordError,
+    here and in every call, if the file cannot be written, as on a full disk.
     """
 
     def __init__(self, path: Path) -> None:
@@ -124,7 +124,7 @@ class RecordWriter:
             self._file: BinaryIO = path.open("wb")
 
     def append(self, record: Record) -> None:
-        """Write one record. One write and a flush a line, so that a kill leaves at most one broken line."""
+        """Write one record, with a flush for each line, so that a kill leaves at most one broken line."""
         with _writing(self.path):
             self._file.write(encode_record(record) + b"\n")
             self._file.flush()
@@ -154,11 +154,11 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def read_records(path: str | PathLike[str]) -> list[Record]:
-    """All records of a file, in its order; blank lines are skipped.
+    """All records of a file in order; blank lines are skipped.
 
-    A last line without its newline that cannot be read was cut off by a kill: it is left out, with a warning
-    in the log. Raises RecordError, with file and line, for any other line that is not a record, and for a
-    file that is missing or holds no record.
+    An unreadable last line without a newline was cut off by a kill: it is dropped, with a warning in the log. Raises
+    RecordError, with file and line, for any other line that is not a record, and for a file that is missing or has no
+    record.
     """
     records = records_so_far(Path(path))
     if not records:
@@ -167,7 +167,7 @@ def read_records(path: str | PathLike[str]) -> list[Record]:
 
 
 def records_so_far(path: Path) -> list[Record]:
-    """As `read_records`, but none of a file that no record has got into yet."""
+    """As `read_records`, but empty for a file without any record yet."""
     records: list[Record] = []
     try:
         with path.open("rb") as lines:

@@ -1,4 +1,4 @@
-"""The report: runs set side by side at each load, in one HTML file that holds everything it shows."""
+"""The report: runs compared at each load, in one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def page_template(name: str) -> Template:
-    """The template of that file; a name it lacks is an error, and `svg` marks a chart of our own as safe."""
+    """The template of that file. A missing name is an error, and `svg` marks our own charts as safe."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -32,7 +32,7 @@ def page_template(name: str) -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["svg"] = Markup  # our own charts, whose text is escaped where they are drawn
+    environment.filters["svg"] = Markup  # our own charts, whose text is escaped when they are drawn
     return environment.get_template(name)
 
 
@@ -41,10 +41,10 @@ NOT_STATED = "not stated"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The policies of all runs at one load; `load` is None where there is no sweep.
+    """The policies of all runs at one load; `load` is None without a sweep.
 
-    `measured_on` says where the numbers come from: "real engine, H200", or several joined by "; ". `verdict` says in
-    words which of two policies did better; "" unless there are two with the same requests, measured in one way.
+    `measured_on` is the source of the numbers: "real engine, H200", or several joined by "; ". `verdict` says in words
+    which of two policies did better; "" unless there are two with the same requests, measured in one way.
     """
 
     load: float | None
@@ -55,10 +55,10 @@ class Section:
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """Runs grouped by load where one of them is a sweep, else all side by side.
+    """Group runs by load if one of them is a sweep; otherwise all form one section.
 
-    A policy keeps its plain name where that is unique and all runs are measured in one way; otherwise it is
-    followed by how it was measured, or by its folder.
+    A policy keeps its plain name if that is unique and all runs are measured in one way; otherwise the way or the
+    folder is appended.
     """
     names = _names(runs)
     swept = len({run.folder for run in runs}) < len(runs)
@@ -93,7 +93,7 @@ def _section(load: float | None, runs: Sequence[Run], names: dict[tuple[Path, st
 
 
 def _verdict(comparison: Comparison, records: Mapping[str, Sequence[Record]], runs: Sequence[Run]) -> str:
-    """The verdict, after how the runs were made; "" where that differs, or a request did not come at the same time."""
+    """The verdict, after the circumstances; "" if these differ, or if a request did not arrive at the same time."""
     ways = {(run.meta.measured_on, run.meta.offered) for run in runs}
     if len(ways) > 1 or not _came_alike(records.values()):
         return ""
@@ -104,7 +104,7 @@ def _verdict(comparison: Comparison, records: Mapping[str, Sequence[Record]], ru
 
 
 def _came_alike(runs: Iterable[Sequence[Record]]) -> bool:
-    """Whether each request that several runs had came at the same time in all of them."""
+    """Whether each request in several runs arrived at the same time in all of them."""
     came_s: dict[str, float] = {}
     return all(
         came_s.setdefault(record.id, record.arrival_s) == record.arrival_s
@@ -118,7 +118,7 @@ def _origin(run: Run) -> str:
 
 
 def _names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
-    """(folder, policy) -> the shortest kind of name that tells all of them apart."""
+    """(folder, policy) -> the shortest kind of name that is unique."""
     kinds: list[Callable[[Run, str], str]] = [
         lambda run, policy: policy,
         lambda run, policy: f"{policy} ({run.meta.measured_on or NOT_STATED})",
@@ -126,7 +126,7 @@ def _names(runs: Sequence[Run]) -> dict[tuple[Path, str], str]:
         lambda run, policy: f"{policy} ({run.place})",
     ]
     if len({run.meta.measured_on for run in runs}) > 1:
-        del kinds[0]  # a simulated policy never stands unmarked beside a measured one
+        del kinds[0]  # a simulated policy always stands marked beside a measured one
     named = (
         {(run.folder, policy): kind(run, policy) for run in runs for policy in run.records} for kind in kinds
     )
@@ -141,12 +141,12 @@ SWEEP_KEYS = (
     "mean_jct_s",
     "mean_normalized_latency_s",
 )
-"""Summary keys drawn against load, where some run has them."""
+"""Summary keys drawn against load, if some run has them."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A section as the template shows it: tables and charts ready."""
+    """A section for the template, with tables and charts."""
 
     heading: str
     measured_on: str
@@ -158,8 +158,7 @@ class _Part:
 def render_html(runs: Sequence[Run], *, title: str = "Headway report") -> str:
     """One self-contained page about the runs: what was run, tables, charts, and what each column means.
 
-    The same runs give the same bytes. Strings from the runs are escaped, and the page forbids scripts and
-    outside resources.
+    Equal runs give equal bytes. Strings from the runs are escaped, and the page forbids scripts and outside resources.
     """
     found = sections(runs)
     policies = list(dict.fromkeys(policy for section in found for policy in section.records))
@@ -178,7 +177,7 @@ def render_html(runs: Sequence[Run], *, title: str = "Headway report") -> str:
 
 
 def _facts(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Folder name -> (what, value) pairs about its runs; what was not stated is left out."""
+    """Folder name -> (name, value) pairs about its runs; unknown ones are left out."""
     by_folder: dict[str, list[tuple[str, str]]] = {}
     for folder in dict.fromkeys(run.folder for run in runs):
         mine = [run for run in runs if run.folder == folder]
@@ -200,7 +199,7 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _part(section: Section, policies: Sequence[str], *, many: bool) -> _Part:
     where = f", load {section.load:g}" if many and section.load is not None else ""
-    # every policy keeps its place, and so its colour, where it did not run
+    # every policy keeps its place, and so its colour, even where it did not run
     records = {policy: section.records.get(policy, []) for policy in policies}
     longest_s = max(
         known(summary.duration_s for summary in section.comparison.summaries.values()), default=None
@@ -224,7 +223,7 @@ def _part(section: Section, policies: Sequence[str], *, many: bool) -> _Part:
 
 
 def _sweep(found: Sequence[Section], policies: Sequence[str]) -> list[str]:
-    """A chart per key of SWEEP_KEYS that was measured somewhere."""
+    """A chart for each measured key of SWEEP_KEYS."""
     charts = []
     for key in SWEEP_KEYS:
         points: dict[str, list[tuple[float, float | None]]] = {policy: [] for policy in policies}

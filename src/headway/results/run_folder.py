@@ -45,7 +45,7 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 class RunMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What was run. `load` is the offered load in the sweep's own unit; "" and None mean not stated.
 
-    Where `capacity_rps` is stated, `load` is the share of it at which requests came.
+    If `capacity_rps` is stated, `load` is the share of it at which requests came.
     """
 
     policies: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def offered(self) -> str:
-        """The offered load in words; "" where it is not stated."""
+        """The offered load in words; "" if it is not stated."""
         if self.load is None:
             return ""
         if self.capacity_rps is None:
@@ -70,9 +70,9 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, read: policy -> its records and its RunInfo, in the order the policies ran.
+    """One run: policy -> its records and its RunInfo, in the order in which the policies ran.
 
-    `folder` is the one that was asked for: runs of one sweep share it.
+    `folder` is the requested one: runs of one sweep share it.
     """
 
     folder: Path
@@ -87,26 +87,26 @@ class Run:
 
 
 def _as_text(path: Path | str) -> str:
-    """A path, whose bytes need not be text."""
+    """A path as text, although its bytes need not be valid text."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def load_folder(folder: Path, load: float) -> Path:
-    """Where the run at one load of a sweep lies."""
+    """The folder of the run at one load of a sweep."""
     return folder / f"{LOAD_PREFIX}{load:g}"
 
 
 def seed_folder(folder: Path, seed: int) -> Path:
-    """Where the runs with one seed lie, among several."""
+    """The folder of the runs with one seed, among several."""
     return folder / f"{SEED_PREFIX}{seed}"
 
 
 def start_run(folder: Path, meta: RunMeta, *, goes_on: bool = False) -> None:
     """Make the folder and write what is about to be run, before the first request.
 
-    Raises ConfigError if the folder holds a run already, or records alone (results are never overwritten; only a run
-    that `goes_on` may find its own), or a sweep, beside which it would not be read, if a policy is named twice or has
-    no name, or if the folder cannot be written.
+    Raises ConfigError if the folder has a run already, or records alone (results are never overwritten; only a run that
+    `goes_on` may find its own); if it has a sweep, beside which the run would not be read; if a policy is repeated or
+    has no name; or if the folder cannot be written.
     """
     if len(set(meta.policies)) < len(meta.policies) or not all(meta.policies):
         raise ConfigError(f"policies are {', '.join(meta.policies)!r}; accepted: different names, none empty")
@@ -123,7 +123,7 @@ def has_run(folder: Path) -> bool:
 
 
 def forget_run_without_records(folder: Path) -> None:
-    """Take back what `start_run` wrote if no record followed: nothing would be overwritten by another try."""
+    """Remove what `start_run` wrote if there are no records, so that another try overwrites nothing."""
     if not _has_records(folder):
         (folder / META_NAME).unlink(missing_ok=True)
 
@@ -138,20 +138,20 @@ def record_writer(folder: Path, policy: str) -> RecordWriter:
 
 
 def replace_records(folder: Path, policy: str, records: Iterable[Record]) -> None:
-    """Put these in the place of one policy's records, all of them or none. Raises RecordError as `write_records`."""
+    """Replace one policy's records, all or none. Raises RecordError as `write_records` does."""
     write_records(run_file(folder, policy, RECORDS_SUFFIX), records)
 
 
 def write_info(folder: Path, policy: str, info: RunInfo) -> None:
-    """Write what one policy's records do not hold. Raises ConfigError if the folder cannot be written."""
+    """Write what one policy's records lack. Raises ConfigError if the folder cannot be written."""
     _write_json(run_file(folder, policy, INFO_SUFFIX), info)
 
 
 def read_run(folder: Path) -> Run:
-    """One run. A policy named in run.json that has no records yet was not reached: left out, with a warning.
+    """Read one run. A policy in run.json without records was not reached: it is left out, with a warning.
 
-    Without run.json the folder is read as records alone, policies in the order of their names.
-    Raises RecordError if the folder is missing, holds no records, or has a file that cannot be read.
+    Without run.json the folder is read as records alone, with policies in the order of their names. Raises RecordError
+    if the folder is missing, has no records, or has a file that cannot be read.
     """
     _require_folder(folder)
     meta = read_json(folder / META_NAME, RunMeta) or RunMeta()
@@ -178,11 +178,11 @@ def read_run(folder: Path) -> Run:
 
 
 def read_runs(folder: Path) -> list[Run]:
-    """The runs of a folder: itself, or, for a sweep, one per load in rising order; of all seeds, one by one.
+    """The runs of a folder: a single one, or those of a sweep in order of load, seed by seed.
 
-    A run of a sweep has the load in its folder's name, and the sweep's own folder as its `folder`: with several
-    seeds that of its seed. One that was not reached before the sweep was stopped is left out, with a warning. Raises
-    RecordError as `read_run` does, and if a name holds no load or seed.
+    A run of a sweep has the load in its folder's name, and the sweep's own folder (or that of its seed) as its
+    `folder`. A run that was not reached before the sweep was stopped is left out, with a warning. Raises RecordError as
+    `read_run` does, and if a name has no load or seed.
     """
     _require_folder(folder)
     seeds = sorted((_number_in(path, SEED_PREFIX), path) for path in folder.glob(f"{SEED_PREFIX}*"))
@@ -200,7 +200,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 
 def _reached(parts: Sequence[tuple[float, Path]]) -> Sequence[tuple[float, Path]]:
-    """The parts of a sweep that hold records; all if none does, so that reading them says so."""
+    """The parts of a sweep that have records; all if none has, so that reading them raises the error."""
     reached = [
         part for part in parts if any(file.stat().st_size for file in part[1].rglob(f"*{RECORDS_SUFFIX}"))
     ]
@@ -211,7 +211,7 @@ def _reached(parts: Sequence[tuple[float, Path]]) -> Sequence[tuple[float, Path]
 
 
 def run_file(folder: Path, policy: str, suffix: str) -> Path:
-    """Where what is kept of one policy lies in the folder of its run."""
+    """The path of a policy's file in the folder of its run."""
     return folder / f"{quote(policy, safe=_SAFE_IN_NAMES)}{suffix}"
 
 

@@ -21,16 +21,15 @@ from headway.results.tables import EDGES, GAP, MISSING, wrap_columns
 from headway.whole_file import write_whole
 
 Value = str | int | float | None
-"""What a cell holds; None is shown as a dash."""
+"""The content of a cell; None is shown as a dash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyTable:
     """Rows under headings; `measured_on` says whether they were simulated or measured, and on what.
 
-    `note` says in a sentence or two how to read them. Fractions are shown with `decimals` digits, and written to
-    CSV whole. `name` is the stem of its file. The first `keys` columns say what a row is about. A `detail` is
-    folded away on the page.
+    `note` explains how to read them. Fractions are shown with `decimals` digits, and written to CSV in full. `name` is
+    the stem of its file. The first `keys` columns identify a row. A `detail` is folded on the page.
     """
 
     name: str
@@ -44,7 +43,7 @@ class StudyTable:
     detail: bool = False
 
     def text_rows(self) -> list[list[str]]:
-        """The cells as they are shown."""
+        """The cells as text."""
         return [[self._text(value) for value in row] for row in self.rows]
 
     def _text(self, value: Value) -> str:
@@ -63,7 +62,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPart:
-    """One question of the paper: its tables and charts, and what came out in a few sentences."""
+    """One question of the paper: its tables and charts, and the findings in a few sentences."""
 
     title: str
     text: Sequence[str] = ()
@@ -73,7 +72,7 @@ class StudyPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """One paper's experiments: `facts` are what was run on what, `data` is what scripts read."""
+    """One paper's experiments: `facts` are what was run on what, `data` is for scripts."""
 
     name: str
     title: str
@@ -88,7 +87,7 @@ class Study:
 
 
 def terminal_study(study: Study) -> RenderableType:
-    """The tables that are not details, and what is said of them, for a terminal."""
+    """The tables that are not details, with the findings, for a terminal."""
     shown: list[RenderableType] = []
     for part in study.parts:
         shown += [Text(f"\n{part.title}", style="bold"), *map(Text, part.text)]
@@ -103,7 +102,7 @@ def _terminal_table(table: StudyTable) -> list[RenderableType]:
 
 @dataclass(frozen=True, slots=True)
 class _TerminalTable:
-    """A table for a terminal; what is too wide for it goes on in another below, under the same first columns."""
+    """A table for a terminal; columns beyond its width continue in another below, under the same first columns."""
 
     table: StudyTable
 
@@ -119,7 +118,7 @@ class _TerminalTable:
             yield shown
 
     def _parts(self, rows: Sequence[Sequence[str]], room: int) -> list[list[int]]:
-        """Column numbers of each table, those of the first columns in all."""
+        """Column numbers of each table, with the first columns in all."""
         widths = [
             GAP + max(map(len, [*heading.split(), *(row[number] for row in rows)]))
             for number, heading in enumerate(self.table.headings)
@@ -151,7 +150,7 @@ def _markdown_rows(table: StudyTable) -> list[str]:
 
 
 def csv_text(table: StudyTable) -> str:
-    """Headings and values of one table; an empty cell where there is none, and how it was measured in the last."""
+    """Headings and values of one table; empty cells for missing values, and the way of measuring in the last column."""
     out = StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*table.headings, "measured on"])
@@ -161,12 +160,12 @@ def csv_text(table: StudyTable) -> str:
 
 
 def render_study(study: Study) -> str:
-    """The page; strings are escaped, and it forbids scripts and outside resources. The same study, the same bytes."""
+    """The page. Strings are escaped, and it forbids scripts and outside resources. Equal studies give equal bytes."""
     return page_template("study.html.j2").render(study=study)
 
 
 def write_study(study: Study, folder: Path) -> Path:
-    """Write tables (CSV, and all in one Markdown file), charts (SVG), the data (JSON) and the page; returns the page.
+    """Write tables (CSV, and all in one Markdown file), charts (SVG), the data (JSON) and the page; return the page.
 
     Raises ConfigError if the folder cannot be written.
     """
@@ -187,5 +186,5 @@ def write_study(study: Study, folder: Path) -> Path:
 
 
 def json_text(data: Mapping[str, object]) -> str:
-    """What scripts read, indented."""
+    """The data for scripts, indented."""
     return msgspec.json.format(msgspec.json.encode(data), indent=2).decode() + "\n"

@@ -1,4 +1,4 @@
-"""Charts as text: one look for all, the same bytes for the same input, colours that follow the page."""
+"""Draws charts as SVG with one style: equal input gives equal bytes, and colours follow the page."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#7F7F7F")
-"""Colours told apart by colour-blind readers, visible on white and on black.
+"""Colours that colour-blind readers can distinguish, visible on white and on black.
 
-Source: Okabe and Ito 2008, Color Universal Design; their yellow and black vanish on one of the two grounds.
+Source: Okabe and Ito 2008, Color Universal Design; their yellow and black vanish on one of the two backgrounds.
 """
 
 DASHES: tuple[Any, ...] = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 MARKERS = "osD^vPX"
 
-INK, _GRID = "#010203", "#040506"  # stand-ins, replaced by what follows the page's light or dark mode
+INK, _GRID = "#010203", "#040506"  # placeholders for colours that follow the page's light or dark mode
 _THEME = {INK: "currentColor", _GRID: "var(--grid, #d5dae1)"}
 
 _MAX_LABEL = 40
-_CHARACTERS_PER_IN = 14  # of legend text at the font size below
+_CHARACTERS_PER_IN = 14  # characters of legend text at the font size below
 _LEGEND_HANDLE_CHARACTERS = 6
 
 _ROOT_STYLE = "font-family: system-ui, sans-serif; stroke-linejoin: round; stroke-linecap: butt"
@@ -34,7 +34,7 @@ _ROOT_STYLE = "font-family: system-ui, sans-serif; stroke-linejoin: round; strok
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.usetex": False,
-    "text.parse_math": False,  # a policy name may hold any character
+    "text.parse_math": False,  # a policy name may contain any character
     "font.family": "sans-serif",
     "font.size": 9,
     "text.color": INK,
@@ -77,15 +77,15 @@ def draw(
 ) -> str:
     """An SVG element of `size_in` inches, painted on one pair of axes, with its legend below.
 
-    It holds no date, no version and no outside reference; `title` is its accessible name and also keeps its
-    inner ids apart from those of other charts on the page, so no two charts of a page may share it.
+    It has no date, no version and no outside reference. `title` is its accessible name and also makes its inner ids
+    unique, so two charts of a page need different titles.
     """
     import matplotlib
     from matplotlib.figure import Figure
 
     style: Any = {**_STYLE, "svg.hashsalt": title}
     with matplotlib.rc_context(style), warnings.catch_warnings():
-        # The reader's browser sets the text, so a glyph that matplotlib's own font lacks is no loss.
+        # The reader's browser renders the text, so a glyph missing in matplotlib's own font is no loss.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=size_in, layout="constrained")
         paint(figure.add_subplot())
@@ -111,8 +111,10 @@ def _to_svg(figure: Figure, title: str) -> str:
     figure.savefig(out, format="svg", metadata=nothing, transparent=True)
     svg = out.getvalue()
     svg = svg[svg.index("<svg") :]  # an element for a page needs no XML prologue
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names like "axes_1" would be doubled on a page of charts
-    svg = re.sub(r"\s*<defs>\s*<style[^>]*>[^<]*</style>\s*</defs>", "", svg, count=1)  # would style the page
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)  # names like "axes_1" would be repeated on a page of charts
+    svg = re.sub(
+        r"\s*<defs>\s*<style[^>]*>[^<]*</style>\s*</defs>", "", svg, count=1
+    )  # would style the whole page
     svg = re.sub(r'(<text style="[^"]*?)font-family: [^;"]*; ', r"\1", svg)
     for stand_in, colour in _THEME.items():
         svg = svg.replace(f": {stand_in}", f": {colour}")
@@ -140,9 +142,9 @@ def settings_svg(
     level: float | None = None,
     doubling: bool = True,
 ) -> str:
-    """A chart whose x axis is labelled at the settings themselves; logarithmic to base 2 where they are `doubling`.
+    """A chart whose x axis is labelled at the settings themselves; logarithmic to base 2 if they are `doubling`.
 
-    A `published` point has the colour of the curve of its name, is hollow, and is named "(paper)" in the legend;
+    A `published` point has the colour of the curve with its name, is hollow, and is named "(paper)" in the legend;
     `level` is a dotted line, as at no gain.
     """
     published = published or {}

@@ -1,4 +1,4 @@
-"""Comparison tables: their cells once, for the terminal and for the page; and the same numbers as JSON."""
+"""Comparison tables, with the same cells for the terminal and for the page; and the numbers as JSON."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ MISSING = "–"
 ARROWS = {Better.LOWER: "↓", Better.HIGHER: "↑", Better.NEITHER: ""}
 
 _DIGITS = 3
-GAP = 3  # blanks between two columns in the terminal
-EDGES = 4  # blanks left and right of a table in the terminal
-_FIRST = ("goodput", "goodput_rps")  # what the system is for stands first
+GAP = 3  # spaces between two columns in the terminal
+EDGES = 4  # spaces left and right of a table in the terminal
+_FIRST = ("goodput", "goodput_rps")  # the purpose of the system comes first
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """Head of one column; `unit` is the unit of the cells below, ms where all of them are under a second."""
+    """Head of one column; `unit` is the unit of the cells below, ms if all of them are under a second."""
 
     key: str
     text: str
@@ -37,13 +37,13 @@ class Heading:
 
     @property
     def arrow(self) -> str:
-        """Which way is better: an arrow, or "" where neither is."""
+        """The better direction: an arrow, or "" if there is none."""
         return ARROWS[self.better]
 
 
 @dataclass(frozen=True, slots=True)
 class SheetCell:
-    """One value as text; `best` if no policy beside it has a better one and some have a worse one."""
+    """One value as text; `best` if no other policy has a better one and some have a worse one."""
 
     text: str
     best: bool
@@ -51,7 +51,7 @@ class SheetCell:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """One table of a comparison: a row per policy, a cell per heading. `note` belongs under the title."""
+    """One table of a comparison: a row for each policy, a cell for each heading. `note` stands under the title."""
 
     title: str
     note: str
@@ -60,9 +60,9 @@ class Sheet:
 
 
 def sheets(comparison: Comparison) -> list[Sheet]:
-    """The tables of a comparison, one per Group; latencies over the common subset follow where they differ.
+    """The tables of a comparison, one for each Group; then latencies over the common subset if requests differ.
 
-    Where policies are not comparable no latency is marked best, except over the common subset.
+    If policies are not comparable no latency is marked best, except over the common subset.
     """
     tables = []
     for group in Group:
@@ -96,7 +96,7 @@ def _sheet(
 
 
 def _cells(values: Sequence[float | None], scale: int, better: Better) -> list[SheetCell]:
-    """The cells of a column, with as many decimals each; values that look the same are equally good."""
+    """The cells of a column, with equal numbers of decimals; values that look the same are equally good."""
     places = decimals([value * scale for value in known(values)])
     texts = [MISSING if value is None else f"{value * scale:,.{places}f}" for value in values]
     shown = {value: text for value, text in zip(values, texts, strict=True) if value is not None}
@@ -109,7 +109,7 @@ def _cells(values: Sequence[float | None], scale: int, better: Better) -> list[S
 def decimals(values: Sequence[float]) -> int:
     """Decimals, three at most, that show three digits of the smallest value and keep the largest to four.
 
-    Where the two are far apart, one digit of the smallest is worth more digits of the largest.
+    If the two are far apart, digits of the largest are dropped for one digit of the smallest.
     """
     sizes = [floor(log10(abs(value))) for value in values if value]
     if not sizes or all(isinstance(value, int) for value in values):
@@ -119,9 +119,9 @@ def decimals(values: Sequence[float]) -> int:
 
 
 def terminal_table(comparison: Comparison) -> RenderableType:
-    """The comparison for a terminal: a rich table per sheet, the best value of a column in bold green.
+    """The comparison for a terminal: a rich table for each sheet, the best value of a column in bold green.
 
-    A sheet too wide for the terminal goes on in another table below it; nothing is cut off.
+    A sheet too wide for the terminal continues in another table below it; nothing is cut off.
     """
     return _TerminalTables(sheets(comparison))
 
@@ -142,9 +142,9 @@ class _TerminalTables:
 
 
 def wrap_columns(widths: Sequence[int], room: int) -> list[list[int]]:
-    """Numbers of the columns in each table that a wide one is cut into, so that every one fits if it can.
+    """Column numbers of the tables into which a wide one is split, so that every one fits if possible.
 
-    Widths, each with the gap beside it, and the room for a table's columns are in characters.
+    Widths, including the gap, and the room for a table's columns are in characters.
 
     >>> wrap_columns([8, 8, 30, 3], 20)
     [[0, 1], [2], [3]]
@@ -186,7 +186,7 @@ def _table(sheet: Sheet, columns: Sequence[int], name_width: int) -> Table:
 
 
 def _head(heading: Heading) -> str:
-    """What is shown, then unit and arrow on a line of their own."""
+    """The heading, then unit and arrow on a line of their own."""
     return f"{heading.text}\n{' '.join(filter(None, (heading.unit, heading.arrow)))}"
 
 

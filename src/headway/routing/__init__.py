@@ -15,19 +15,19 @@ from headway.routing.prefill_decode import PrefillDecode
 
 
 class Router(Protocol):
-    """Places each request, knowing what it placed before and what has started and ended since.
+    """Places each request, given its earlier placements and the starts and ends since.
 
-    `instances` are the names of those that can serve now, at least one, in an order that stays. Jobs are told apart
-    by their ids. The same sequence of calls gives the same answers: no clock, no chance.
+    `instances` are the names of those that can serve now, at least one, in a stable order. Jobs are identified by their
+    ids. Equal sequences of calls give equal answers: no clock, no randomness.
     """
 
     @property
     def hands_off(self) -> bool:
-        """Whether it may name another instance in `hand_off`; if False, no instance needs to give a job up."""
+        """Whether `hand_off` may name another instance; if False, no instance needs to give a job up."""
         ...
 
     def route(self, job: Job, instances: Sequence[str]) -> str:
-        """The instance that serves a new job, or one whose instance was lost: it is then counted where it is now."""
+        """The instance for a new job, or for one whose instance was lost: the job counts there from now on."""
         ...
 
     def started(self, job: Job) -> None:
@@ -43,11 +43,11 @@ class Router(Protocol):
         ...
 
     def end(self, job: Job) -> None:
-        """A job that was placed is gone; called once for each, wherever it was handed to."""
+        """A placed job is gone; called once for each, wherever it was."""
         ...
 
     def lost(self, instance: str) -> None:
-        """An instance is gone with all that it held; a new one of its name holds nothing."""
+        """An instance is gone with its state; a new one of its name holds nothing."""
         ...
 
 
@@ -61,15 +61,15 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "ascendra-revoke": partial(Ascendra, revoke=True),
     "prefill-decode": PrefillDecode,
 }
-"""The routers a flag can name."""
+"""The routers that a flag can name."""
 DEFAULT_ROUTER, POOL_ROUTER = "cache-aware", "ascendra"
-"""Of equal instances, and of pools, where none is named: served, simulated and planned alike."""
+"""Defaults for equal instances and for pools, in serving, simulation and planning alike."""
 STAGE_ROUTER = "prefill-decode"
-"""Of the pools `prefill` and `decode`. Only the gateway has two stages; the simulator refuses it."""
+"""Router of the pools `prefill` and `decode`. Only the gateway has two stages; the simulator refuses it."""
 
 
 def build_router(name: str) -> Router:
-    """A fresh router; ConfigError for an unknown name."""
+    """Make a fresh router. Raises ConfigError for an unknown name."""
     if name not in ROUTERS:
         raise ConfigError(f"unknown router {name!r}; accepted: {', '.join(ROUTERS)}")
     return ROUTERS[name]()

@@ -1,4 +1,4 @@
-"""Requests go to the low-priority instances, and to a high-priority one by ticket or by hand-off."""
+"""Sends requests to low-priority instances, and to high-priority ones by ticket or by hand-off."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from headway.routing.pools import HP, LP, pool_of
 
 
 class Ascendra:
-    """A new job takes the oldest standing ticket to its HP instance, else an LP instance in turn.
+    """A new job takes the oldest ticket to its HP instance, else an LP instance in turn.
 
-    A ticket invites one job to an HP instance at which no job waits, so that a job handed off there waits for about
-    one step. Each instance has at most one ticket standing. The next is issued once no job waits there any more, so
-    not before the ticketed job has its first token. A hand-off that lands first leaves the ticket standing, as in
-    the paper, or with `revoke` takes it back. What waits where is known from the calls alone: no instance is asked.
-    `tickets=False` leaves the HP instances to hand-offs. LP instances are told what waits at the HP instances
-    (`waiting_elsewhere`), and hand off no job that would be late there too.
+    A ticket invites one job to an HP instance at which no job waits, so that a job handed off there waits for about one
+    step. Each instance has at most one ticket. The next is issued once no job waits there any more, so not before the
+    ticketed job has its first token. A hand-off that arrives first leaves the ticket valid, as in the paper, or with
+    `revoke` takes it back. What waits where follows from the calls alone: no instance is asked. `tickets=False`
+    reserves the HP instances for hand-offs. LP instances are told what waits at the HP instances (`waiting_elsewhere`),
+    and hand off no job that would be late there too.
 
-    Instances whose pool is not `hp` count as LP. Without an LP instance new jobs take the HP ones in turn, and
-    without an HP one no hand-off is taken. An instance may come and go: its ticket stands until it is back.
-    O(instances) a call, and memory for each job that waits. Source: Ascendra (Ikram et al. 2025,
-    arXiv:2504.20828), section on the controller; spec 3.3.
+    Instances whose pool is not `hp` count as LP. Without an LP instance new jobs take the HP ones in turn, and without
+    an HP one no hand-off is taken. Instances may come and go: a ticket stays valid until its instance is back.
+    O(instances) a call, and memory for each job that waits. Source: Ascendra (Ikram et al. 2025, arXiv:2504.20828),
+    section on the controller; spec 3.3.
     """
 
     hands_off = True
@@ -29,7 +29,7 @@ class Ascendra:
     def __init__(self, *, tickets: bool = True, revoke: bool = False) -> None:
         self._gives_tickets = tickets
         self._revokes = revoke
-        self._tickets: dict[str, None] = {}  # in the order of issue
+        self._tickets: dict[str, None] = {}  # in order of issue
         self._known: set[str] = set()
         self._waits_at: dict[str, tuple[str, int]] = {}
         self._waiting: dict[str, int] = {}
@@ -38,11 +38,11 @@ class Ascendra:
 
     @property
     def tickets(self) -> tuple[str, ...]:
-        """The HP instances whose ticket stands, oldest first."""
+        """The HP instances with a ticket, oldest first."""
         return tuple(self._tickets)
 
     def route(self, job: Job, instances: Sequence[str]) -> str:
-        """The instance of the oldest ticket that can be used, else the next in turn."""
+        """The instance of the oldest usable ticket, else the next in turn."""
         self._leave_queue(job)
         chosen = self._use_ticket(instances) or self._next_in_turn(instances)
         self._join_queue(job, chosen)
@@ -68,9 +68,9 @@ class Ascendra:
         self._leave_queue(job)
 
     def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
-        """The HP instance at which the fewest prompt tokens wait, of equals the next in turn; None without one.
+        """The HP instance at which the fewest prompt tokens wait, among equals the next in turn; None without one.
 
-        The instance that gave the job up never gets it back from here.
+        The instance that gave the job up never gets it back here.
         """
         gave_up, _ = self._waits_at.get(job.id, ("", 0))
         high = [name for name in _split(instances)[0] if name != gave_up]
@@ -87,23 +87,23 @@ class Ascendra:
         return chosen
 
     def waiting_elsewhere(self, instance: str, instances: Sequence[str]) -> Sequence[int]:
-        """Prompt tokens of the jobs at each other HP instance that have no first token yet."""
+        """Waiting prompt tokens at each other HP instance."""
         return [self._tokens_at(name) for name in _split(instances)[0] if name != instance]
 
     def _tokens_at(self, name: str) -> int:
         return self._waiting_tokens.get(name, 0)
 
     def end(self, job: Job) -> None:
-        """If it still waited, it no longer does."""
+        """A job ended; if it still waited, it no longer does."""
         self._leave_queue(job)
 
     def lost(self, instance: str) -> None:
-        """The jobs of a lost instance are routed again or end, each by itself."""
+        """Nothing: the jobs of a lost instance are routed again or end, one by one."""
 
     def _welcome(self, instances: Sequence[str]) -> None:
-        """Give each HP instance not seen before its first ticket, behind the job it was first seen with.
+        """Give each new HP instance its first ticket, after the job with which it was first seen.
 
-        So the first of several jobs that come at once finds none, as in Figure 1 of the paper.
+        So the first of several simultaneous jobs finds none, as in Figure 1 of the paper.
         """
         for name in instances:
             if name not in self._known:
@@ -111,7 +111,7 @@ class Ascendra:
                 self._issue(name)
 
     def _issue(self, name: str) -> None:
-        """A ticket for an HP instance at which no job waits, unless one stands."""
+        """Issue a ticket for an HP instance at which no job waits, unless it has one."""
         if self._gives_tickets and pool_of(name) == HP and not self._waiting.get(name):
             self._tickets.setdefault(name)
 

@@ -9,7 +9,7 @@ from headway.core.job import Job
 
 
 def tokens_read(prompt_tokens: int, output_tokens: int) -> int:
-    """KV tokens that one seat reads while it decodes `output_tokens` behind a prompt: the sum of its contexts.
+    """KV tokens that one seat reads while it decodes `output_tokens` after a prompt: the sum of its contexts.
 
     The sum of `prompt_tokens + g` over g in [0, output_tokens).
     """
@@ -19,11 +19,11 @@ def tokens_read(prompt_tokens: int, output_tokens: int) -> int:
 def batch_wma(prompt_tokens: int, output_tokens: int, least_read_alone: int, *, inclusive: bool) -> int:
     """WMA of a batch padded to these lengths, in which the cheapest member alone would read `least_read_alone`.
 
-    A member of l and g tokens wastes g (L - l) on padding and the sum of `t + L` over t in [g, G) on waiting
-    (Magnus equations of WMA_gen and WMA_wait). Together that is what its seat reads less what it would read
-    alone, so the largest waste of a batch is that of the member that reads least alone: O(1), not O(members).
-    `inclusive` sums to G itself, as the paper prints it, which charges every member G + L more.
-    Source: Magnus (Cheng et al. 2024, arXiv:2406.04785), a maximum over the members, not a sum.
+    A member of l and g tokens wastes g (L - l) on padding and the sum of `t + L` over t in [g, G) on waiting (Magnus
+    equations of WMA_gen and WMA_wait). Together that is what its seat reads less what it would read alone, so the
+    largest waste in a batch is that of the member that reads least alone: O(1), not O(members). `inclusive` sums to G
+    itself, as the paper prints it, which charges every member G + L more. Source: Magnus (Cheng et al. 2024,
+    arXiv:2406.04785), a maximum over the members, not a sum.
     """
     waste = tokens_read(prompt_tokens, output_tokens) - least_read_alone
     return waste + prompt_tokens + output_tokens if inclusive else waste
@@ -31,9 +31,9 @@ def batch_wma(prompt_tokens: int, output_tokens: int, least_read_alone: int, *, 
 
 @dataclass(frozen=True, slots=True)
 class BatchMember:
-    """A job, the output tokens it is planned with, those that memory is planned for, and how many seats it takes.
+    """A job, its planned output tokens for waste and for memory, and its number of seats.
 
-    A job of several answers has a seat for each.
+    A job with several answers has a seat for each.
     """
 
     job: Job
@@ -43,16 +43,16 @@ class BatchMember:
 
     @property
     def read_alone(self) -> int:
-        """KV tokens it would read if it were served by itself."""
+        """KV tokens that it would read if it were served alone."""
         return tokens_read(self.job.num_prompt_tokens, self.output_tokens)
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Members in the order they joined, and what of them is needed to judge one more in O(1).
+    """Members in the order in which they joined, with sums to judge one more in O(1).
 
     A `sealed` batch takes no newcomers: it is a part of a batch that could not be served. Batches are numbered in the
-    order they were opened, which settles ties.
+    order in which they were opened, which breaks ties.
     """
 
     number: int
@@ -83,11 +83,11 @@ class Batch:
 
     @property
     def mean_arrival_s(self) -> float:
-        """When its members came, on average."""
+        """Mean arrival of its members."""
         return self._arrivals_s / len(self.members)
 
     def add(self, member: BatchMember) -> None:
-        """Take one more in; not into a sealed batch."""
+        """Add a member; not to a sealed batch."""
         assert not self.sealed, "a sealed batch does not grow"
         self.members.append(member)
         self._count(member)
@@ -123,7 +123,7 @@ class Batch:
 
 
 def halved(members: Sequence[BatchMember]) -> tuple[list[BatchMember], list[BatchMember]]:
-    """The shorter and the longer half by planned output; the odd one is with the shorter. O(n log n)."""
+    """The shorter and the longer half by planned output; the odd one is in the shorter. O(n log n)."""
     ordered = sorted(members, key=lambda member: (member.output_tokens, member.job.arrival_s, member.job.id))
     middle = (len(ordered) + 1) // 2
     return ordered[:middle], ordered[middle:]

@@ -1,4 +1,4 @@
-"""The central queue: batches that wait for an instance, the rules they form and leave by, and those being served."""
+"""The central queue: waiting batches, the rules by which they form and leave, and the running batches."""
 
 from __future__ import annotations
 
@@ -27,21 +27,20 @@ class FixedSize:
     size: int
 
     def join(self, member: BatchMember, batches: Reversible[Batch]) -> Batch | None:
-        """The newest batch if it has the seats; no other has a free one. O(1)."""
+        """The newest batch if it has enough seats; no other has a free one. O(1)."""
         newest = next(iter(reversed(batches)), None)
         return newest if newest is not None and newest.seats + member.seats <= self.size else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastWaste:
-    """The batch that wastes least with the request in it, if that is less than is allowed.
+    """The batch that wastes least with the request in it, if that is less than the limit.
 
-    That is `wma_limit`, or `wma_share` of what each seat of the batch reads, if that is more: waste grows with the
+    The limit is `wma_limit`, or `wma_share` of what each seat of the batch reads, if that is more: waste grows with the
     square of lengths, so no one number fits all. A batch that would need more KV tokens than `capacity_tokens`, padded
-    and grown to the longest answer that
-    memory is planned for, is passed over, and so is one with `max_size` members. Each seat takes whole blocks of
-    `block_tokens`. Of equals the oldest. O(batches) an arrival.
-    Source: Magnus, Algorithm 1 (Phi is `wma_limit`, Theta / Delta is `capacity_tokens`).
+    and grown to the longest planned answer, is skipped, and so is one with `max_size` members. Each seat takes whole
+    blocks of `block_tokens`. Among equals the oldest wins. O(batches) an arrival. Source: Magnus, Algorithm 1 (Phi is
+    `wma_limit`, Theta / Delta is `capacity_tokens`).
     """
 
     capacity_tokens: int
@@ -73,26 +72,26 @@ class LeastWaste:
 
 
 _LEAST_S = 1e-9
-"""No batch takes less: an estimate of nothing would make every ratio infinite."""
+"""Least time of a batch: an estimate of 0 would make every ratio infinite."""
 
 
 class BatchTime(Protocol):
-    """Guesses how long a padded batch occupies an instance, and learns from those that have been served."""
+    """Predicts how long a padded batch occupies an instance, and learns from served ones."""
 
     def predict(self, size: int, prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds that `size` members take when padded to these lengths.
+        """Seconds of `size` members padded to these lengths.
 
-        Asked for every waiting batch whenever an instance is idle, so it should take microseconds.
+        Called for every waiting batch whenever an instance is idle, so it should take microseconds.
         """
         ...
 
     def observe(self, size: int, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
-        """A batch whose longest answer had `output_tokens` was served in `seconds`."""
+        """A batch whose longest answer had `output_tokens` took `seconds`."""
         ...
 
 
 class Choosing(Protocol):
-    """Picks one batch of several; changes nothing."""
+    """Picks one batch of several, without side effects."""
 
     def choose(self, batches: Collection[Batch], now_s: float) -> Batch:
         """The batch, one of `batches` (at least one), to serve now."""
@@ -100,7 +99,7 @@ class Choosing(Protocol):
 
 
 class FirstCome:
-    """The batch whose oldest member has waited longest; of equals the one opened first. O(batches)."""
+    """The batch whose oldest member has waited longest; among equals the one opened first. O(batches)."""
 
     def choose(self, batches: Collection[Batch], now_s: float) -> Batch:
         """The batch with the oldest member."""
@@ -109,10 +108,10 @@ class FirstCome:
 
 @dataclass(frozen=True, slots=True)
 class HighestRatio:
-    """The batch that has waited longest for its serving time (HRRN); of equals the one opened first.
+    """The batch that has waited longest relative to its serving time (HRRN); among equals the one opened first.
 
-    A batch has waited since its oldest member came, or with `mean_wait` as long as its members on average.
-    O(batches) estimates. Source: Magnus section on the batch scheduler; classic HRRN's 1 + T_w / T_p orders alike.
+    A batch has waited since its oldest member came, or with `mean_wait` as long as its members on average. O(batches)
+    estimates. Source: Magnus section on the batch scheduler; classic HRRN's 1 + T_w / T_p gives the same order.
     """
 
     batch_time: BatchTime
@@ -134,10 +133,10 @@ MEMORY_CONFIDENCE = 1 - TAIL
 
 @dataclass(frozen=True, slots=True)
 class PlannedLength:
-    """The output tokens a job is planned with: what its answer stays within at a confidence, times a safety factor.
+    """A job's planned output tokens: what its answer stays within at a confidence, times a safety factor.
 
-    At `confidence` for waste and times, at `memory_confidence` for memory: an answer that outgrows it costs its batch
-    a split. Between 1 and the job's limit; the limit itself for a job without a predicted length.
+    `confidence` is for waste and times, `memory_confidence` for memory: an answer that outgrows the latter splits its
+    batch. Between 1 and the job's limit; the limit itself for a job without a predicted length.
     """
 
     confidence: float = 0.5
@@ -145,7 +144,7 @@ class PlannedLength:
     safety_factor: float = 1.0
 
     def member(self, job: Job, seats: int = 1) -> BatchMember:
-        """The job, and whole tokens, 1 to its limit."""
+        """A member for the job, with whole numbers of tokens from 1 to its limit."""
         planned, memory = self._within(job, self.confidence), self._within(job, self.memory_confidence)
         return BatchMember(job, planned, memory, seats)
 
@@ -159,11 +158,11 @@ class PlannedLength:
 
 @dataclass(slots=True, kw_only=True)
 class BatchQueue:
-    """Gathers jobs into batches, hands them whole to idle instances, and takes back those that failed there.
+    """Gathers jobs into batches, gives whole batches to idle instances, and takes back those that failed there.
 
-    Each job it was given is in one waiting batch, in one batch being served, or gone: finished, removed, or returned by
-    `split`. Batches being served and sealed ones take no newcomers. An idle instance never waits while a job does that
-    may go there. The same sequence of calls gives the same answers: no clock, no chance.
+    Each job is in one waiting batch, in one running batch, or gone: finished, removed, or returned by `split`. Running
+    and sealed batches take no newcomers. An idle instance never waits while there is a job that may go there. Equal
+    sequences of calls give equal answers: no clock, no randomness.
     """
 
     joining: Joining
@@ -175,21 +174,21 @@ class BatchQueue:
     _sealed: dict[int, Batch] = field(default_factory=dict)
     _serving: dict[int, Batch] = field(default_factory=dict)
     _given_back: dict[int, int] = field(default_factory=dict)
-    """Batch that is served -> the batch in which those wait that it could not serve."""
+    """Running batch -> the waiting batch with those of its members that it could not serve."""
     _opened: int = 0
 
     @property
     def waiting(self) -> list[Batch]:
-        """Batches that wait, in the order they were opened."""
+        """Waiting batches, in the order in which they were opened."""
         return sorted((*self._open.values(), *self._sealed.values()), key=lambda batch: batch.number)
 
     @property
     def serving(self) -> list[Batch]:
-        """Batches handed out whose end has not been told."""
+        """Running batches."""
         return list(self._serving.values())
 
     def add(self, job: Job, seats: int = 1) -> None:
-        """A job has come: it joins a waiting batch or opens one."""
+        """A job arrived: it joins a waiting batch or opens one."""
         member = self.planned.member(job, seats)
         batch = self.joining.join(member, self._open.values())
         if batch is None:
@@ -198,7 +197,7 @@ class BatchQueue:
             batch.add(member)
 
     def remove(self, job: Job) -> None:
-        """A job that waits is wanted no longer. O(jobs that wait)."""
+        """A waiting job is no longer wanted. O(waiting jobs)."""
         place, batch = next(
             (place, batch)
             for place in (self._open, self._sealed)
@@ -212,7 +211,7 @@ class BatchQueue:
             del place[batch.number]
 
     def next_batch(self, now_s: float, without: Collection[Job] = ()) -> Batch | None:
-        """The batch that an idle instance serves next, of those without a job of `without`; None if there is none."""
+        """The batch for an idle instance, without any job of `without`; None if there is none."""
         batches = [*self._open.values(), *self._sealed.values()]
         if without:
             batches = [batch for batch in batches if not any(job in without for job in batch.jobs)]
@@ -224,17 +223,17 @@ class BatchQueue:
         return batch
 
     def finished(self, batch: Batch, *, output_tokens: int, seconds: float) -> None:
-        """A batch was served in `seconds`; its longest answer had `output_tokens`."""
+        """A batch took `seconds`; its longest answer had `output_tokens`."""
         self._over(batch)
         if self.batch_time is not None:
             self.batch_time.observe(batch.seats, batch.prompt_tokens, output_tokens, seconds)
 
     def dropped(self, batch: Batch) -> None:
-        """A batch is over, of which nothing is to be learned."""
+        """A batch ended without anything to learn from."""
         self._over(batch)
 
     def give_back(self, batch: Batch, job: Job) -> None:
-        """A batch that is served has lost one member: it waits again, sealed in with those given back before it.
+        """A running batch lost one member: it waits again, in a sealed batch with those given back before it.
 
         Once all members have come back they wait in two halves. O(members).
         """
@@ -254,8 +253,8 @@ class BatchQueue:
     def split(self, batch: Batch, ended: Collection[Job] = ()) -> list[Job]:
         """A batch ran out of memory, or lost its instance: it waits again as two sealed halves.
 
-        Members that have `ended` all the same are left out; original arrivals count for the halves' waits.
-        Returns the job of a batch of one, which cannot be split and is no longer the queue's.
+        Members that have `ended` are left out; the halves keep original arrivals. Returns the job of a batch of one,
+        which cannot be split and leaves the queue.
         """
         self._over(batch)
         left = [member for member in batch.members if member.job not in ended]

@@ -1,4 +1,4 @@
-"""Which instance serves which batch of a central queue, and when a batch is over."""
+"""Assigns batches of a central queue to instances, and tracks their ends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.routing.batch_queue import BatchQueue
 
 @dataclass(slots=True)
 class BatchCounts:
-    """Batches: `sent` to instances, `members` of all those, `split` as members came back, and `waiting` now."""
+    """Batches `sent` to instances, their `members`, batches `split` as members came back, and batches `waiting` now."""
 
     sent: int = 0
     members: int = 0
@@ -33,10 +33,10 @@ class _Served:
 
 
 class BatchService:
-    """Hands each instance a batch, and the next once every member has ended or was given back.
+    """Gives each instance a batch, and the next once every member has ended or was given back.
 
-    Everything is told: what comes, which instance is idle, how each member ends. A job is known from `add` to its one
-    `ended`.
+    Passive: it is told what arrives, which instance is idle, and how each member ends. A job is known from `add` to its
+    only `ended`.
     """
 
     def __init__(self, queue: BatchQueue) -> None:
@@ -47,21 +47,21 @@ class BatchService:
         self._avoided: dict[Job, frozenset[str]] = {}
 
     def __contains__(self, job: Job) -> bool:
-        """Whether the job has come and not ended."""
+        """Whether the job has arrived and not ended."""
         return job in self._of
 
     @property
     def counts(self) -> BatchCounts:
-        """What became of batches so far. O(batches that wait)."""
+        """Counts of batches so far. O(waiting batches)."""
         return replace(self._counts, waiting=len(self._queue.waiting))
 
     def add(self, job: Job, seats: int) -> None:
-        """A job has come, with so many answers."""
+        """A job arrived, with this many answers."""
         self._of[job] = None
         self._queue.add(job, seats)
 
     def hand_out(self, instances: Sequence[str], now_s: float) -> list[tuple[str, Batch]]:
-        """Batches for those of the instances that serve none, in their order.
+        """Batches for the instances that serve none, in their order.
 
         A batch goes to an instance that a member avoids only if that member avoids all of them.
         """
@@ -81,7 +81,7 @@ class BatchService:
         return found
 
     def ended(self, job: Job, now_s: float, output_tokens: int | None) -> None:
-        """A job has ended, wherever it was; `output_tokens` None: not with a whole answer."""
+        """A job ended, wherever it was; `output_tokens` None: without a whole answer."""
         served = self._of.pop(job)
         self._avoided.pop(job, None)
         if served is None:
@@ -92,7 +92,7 @@ class BatchService:
         self._leave(served, job, now_s)
 
     def given_back(self, job: Job, now_s: float, avoided: Collection[str] = ()) -> None:
-        """An instance did not serve a member to its end: the job waits again, for another than the `avoided`."""
+        """An instance did not serve a member to its end: the job waits again, preferably not for those `avoided`."""
         served = self._of[job]
         assert served is not None, "a job that waits is at no instance"
         self._of[job] = None
@@ -104,7 +104,7 @@ class BatchService:
         self._leave(served, job, now_s)
 
     def _avoiding(self, instance: str, instances: Collection[str]) -> set[Job]:
-        """The jobs that do not go to this instance, since there is another for them."""
+        """The jobs that avoid this instance, since there is another for them."""
         return {
             job
             for job, avoided in self._avoided.items()

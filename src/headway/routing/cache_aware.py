@@ -1,4 +1,4 @@
-"""The instance that has least to do, with what its prefix cache spares it."""
+"""Chooses the instance with the least work, counting what its prefix cache saves."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from headway.core.job import PREFIX_BLOCK_TOKENS, Job
 from headway.routing.load import OutstandingWork, StaysPut
 
 BYTES_PER_TOKEN = 4
-"""A prompt in text is taken to have so many."""
+"""Assumed bytes of a token in a text prompt."""
 _NAME_BYTES = 8
 _MOST_PROMPT_BLOCKS = 512
-"""A quarter of a million tokens. What is longer, or has pictures in it, is told apart by its beginning."""
+"""A quarter of a million tokens. A longer prompt, or one with pictures, is identified by its beginning."""
 
 
 def prompt_blocks(
     prompt: bytes, *, within: bytes = b"", bytes_per_token: int = BYTES_PER_TOKEN
 ) -> tuple[int, ...]:
-    """A name for each whole block of a prompt, roughly PREFIX_BLOCK_TOKENS tokens, that stands for all before it too.
+    """A name for each whole block of a prompt, roughly PREFIX_BLOCK_TOKENS tokens, which implies all blocks before it.
 
-    Two prompts have names in common as far as they begin alike, by blocks, `within` the same: what else decides their
-    KV, such as the model. O(bytes), up to a mebibyte of text.
+    Two prompts with the same `within` (whatever else determines their KV, such as the model) have common names as far
+    as they begin alike, by blocks. O(bytes), up to a mebibyte of text.
     """
     size = PREFIX_BLOCK_TOKENS * bytes_per_token
     so_far, names = blake2b(within, digest_size=_NAME_BYTES), []
@@ -36,15 +36,17 @@ def prompt_blocks(
 
 
 MOST_SENT_BLOCKS = 8192
-"""Blocks of 512 tokens remembered of an instance: four million tokens, more than most hold. Too many do little harm: a
-prefix that is gone is on no other instance either. Too few part conversations from KV that is still there."""
+"""Blocks of 512 tokens remembered for an instance: four million tokens, more than most hold. Too many do little
+harm: a prefix that is gone is on no other instance either. Too few separate conversations from KV that is still
+there.
+"""
 
 
 class SentPrefixes:
-    """The blocks an instance was sent, those used longest ago forgotten first.
+    """The blocks sent to an instance; the least recently used are forgotten first.
 
-    A prompt's blocks are used from the last to the first, so one that is remembered stands for all before it, as in
-    vLLM's prefix cache. An estimate: the instance is not asked.
+    A prompt's blocks are marked from the last to the first, so a remembered one implies all before it, as in vLLM's
+    prefix cache. An estimate: the instance is not asked.
     """
 
     def __init__(self) -> None:
@@ -76,7 +78,7 @@ class LiveBlocks:
         self._live: dict[str, tuple[int, ...]] = {}
 
     def come(self, job: Job) -> None:
-        """A job is under way; nothing new if it was."""
+        """A job is live; nothing changes if it was already."""
         if job.id not in self._live:
             self._live[job.id] = job.prefix_blocks
             self._counts.update(job.prefix_blocks)
@@ -96,24 +98,26 @@ class LiveBlocks:
 
 
 RECOMPUTE_WEIGHT = 8.0
-"""A prompt token computed where another instance has it counts so often: others wait for it, and its copy takes memory
-from other prefixes, which are then computed again too. Divided by the root of the number of live requests that share
-it, for which the copy makes room."""
+"""Weight of a prompt token that is computed although another instance has it: others wait for it, and its copy
+displaces other prefixes, which must then be computed again. Divided by the root of the number of live requests that
+share it and benefit from the copy.
+"""
 ANSWER_WEIGHT = 5.0
-"""Prompt tokens that an answer's token counts as: a step that extends answers yields few for its time."""
+"""Prompt tokens that one token of an answer counts as: a step that extends answers yields few tokens for its time."""
 GUESSES, GUESSED_TOKENS = 10, 200
-"""What is known of answers before any has ended: as if so many had had so many tokens."""
+"""Prior for answer lengths: this many answers with this many tokens."""
 
 
 class CacheAware(StaysPut):
-    """The instance with the least outstanding work, the job's own prompt included as far as it would be computed there.
+    """The instance with the least outstanding work, including the part of the job's prompt that it would have to
+    compute.
 
-    So a conversation stays where it was as long as no other instance has so much less to do that computing its
-    beginning again costs less than waiting. What many prompts begin with is soon wherever there is room for them. Of
-    equals, the instance that was sent least so far. Prompts count until their first token is out (without streaming:
-    to the end). `answers`: whether jobs have answers that count as work, or prompts alone.
-    O(instances x log blocks + blocks) a job, blocks of 512 tokens. Source: the cost of an instance as
-    Preble's (Srivatsa et al. 2024) and Dynamo's routers have it; weights by measurement (adr/0029).
+    A conversation stays where it was unless another instance has so much less to do that recomputing its beginning
+    costs less than waiting. Beginnings that many prompts share soon exist wherever there is room. Among equals, the
+    instance that was sent least so far wins. Prompts count until their first token is out (without streaming: to the
+    end). `answers`: whether answers count as work, or prompts alone. O(instances x log blocks + blocks) a job, blocks
+    of 512 tokens. Source: the cost of an instance as in Preble's (Srivatsa et al. 2024) and Dynamo's routers; weights
+    by measurement (adr/0029).
     """
 
     def __init__(self, *, answers: bool = True) -> None:
@@ -124,7 +128,7 @@ class CacheAware(StaysPut):
         self._live = LiveBlocks()
 
     def route(self, job: Job, instances: Sequence[str]) -> str:
-        """The instance of least work with the job."""
+        """The instance of least work including the job."""
         blocks, sent = job.prefix_blocks, self._sent
         self._live.come(job)
         found = {name: sent[name].found(blocks) for name in instances}
@@ -142,7 +146,7 @@ class CacheAware(StaysPut):
         self._work.prompt_done(job)
 
     def end(self, job: Job) -> None:
-        """Nothing of it is outstanding."""
+        """A job ended: none of it is outstanding."""
         self._live.go(job)
         self._work.end(job)
 
@@ -151,9 +155,9 @@ class CacheAware(StaysPut):
         self._sent.pop(instance, None)
 
     def _cost_of_missing(self, blocks: Sequence[int]) -> list[float]:
-        """What it costs an instance to have only the first i of a prompt's blocks, for each i from none to all.
+        """The cost for an instance that has only the first i of a prompt's blocks, for each i from none to all.
 
-        What stands behind the blocks is computed wherever the job goes.
+        Tokens after the last whole block are computed wherever the job goes.
         """
         shared_by = self._live.shared_by(blocks)
         each = [PREFIX_BLOCK_TOKENS * RECOMPUTE_WEIGHT / sqrt(count) for count in shared_by]

@@ -1,4 +1,4 @@
-"""Routers that look at load alone or at nothing, and the work they count."""
+"""Routers that use only load, or nothing, and the load that they count."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from headway.core.job import Job
 
 
 class OutstandingWork:
-    """Tokens of the requests an instance has been sent and not ended: prompts, and an answer for each.
+    """Tokens of requests that were sent to an instance and have not ended: prompts, and an answer for each.
 
-    How long an answer will be is not known; the mean of those that have ended stands for it, `guesses` of
-    `guessed_tokens` among them (0 before the first, without). A request that ended without a token, refused or broken,
-    had no answer. A token of an answer counts as `answer_weight` of a prompt. O(1) a call.
+    An answer's length is unknown; the mean of those that have ended represents it, together with `guesses` answers of
+    `guessed_tokens` (0 before the first, without). A request that ended without a token, refused or broken, had no
+    answer. A token of an answer counts as `answer_weight` of a prompt. O(1) a call.
     """
 
     def __init__(self, *, answer_weight: float = 1.0, guesses: int = 0, guessed_tokens: int = 0) -> None:
@@ -25,7 +25,7 @@ class OutstandingWork:
         self._prompt_tokens: dict[str, int] = {}
 
     def place(self, job: Job, instance: str, prompt_tokens: int | None = None) -> None:
-        """A job was sent to an instance, from another if it was placed before.
+        """A job was sent to an instance; it leaves its earlier instance, if there is one.
 
         `prompt_tokens` are those to be computed there (default: all).
         """
@@ -36,13 +36,13 @@ class OutstandingWork:
         self._prompt_tokens[instance] = self._prompt_tokens.get(instance, 0) + tokens
 
     def prompt_done(self, job: Job) -> None:
-        """A job's prompt is computed where it was placed; its answer is still outstanding."""
+        """A job's prompt is computed; its answer is still outstanding."""
         instance, tokens = self._placed[job.id]
         self._placed[job.id] = instance, 0
         self._prompt_tokens[instance] -= tokens
 
     def end(self, job: Job) -> None:
-        """A job has ended, wherever it was."""
+        """A job ended, wherever it was."""
         self._take(job)
         self._ended += job.num_output_tokens > 0
         self._ended_tokens += job.num_output_tokens
@@ -53,7 +53,7 @@ class OutstandingWork:
         return self._prompt_tokens.get(instance, 0) + self._jobs.get(instance, 0) * self._weight * answer
 
     def _take(self, job: Job) -> None:
-        """A job is no longer where it was placed, if it was."""
+        """Remove a job from its instance, if it has one."""
         instance, tokens = self._placed.pop(job.id, (None, 0))
         if instance is not None:
             self._jobs[instance] -= 1
@@ -66,25 +66,25 @@ class StaysPut:
     hands_off = False
 
     def started(self, job: Job) -> None:
-        """Nothing depends on it."""
+        """Nothing depends on starts."""
 
     def end(self, job: Job) -> None:
         """Nothing is kept of a job."""
 
     def lost(self, instance: str) -> None:
-        """Nothing is known of what it held."""
+        """Nothing is known of what an instance held."""
 
     def hand_off(self, job: Job, instances: Sequence[str]) -> str | None:
-        """A job stays where it is."""
+        """None: a job stays where it is."""
         return None
 
     def waiting_elsewhere(self, instance: str, instances: Sequence[str]) -> Sequence[int]:
-        """No other instance takes a job over."""
+        """Empty: no other instance takes a job over."""
         return ()
 
 
 class RoundRobin(StaysPut):
-    """The next instance of the list, whatever it is doing. O(1)."""
+    """The next instance of the list, whatever its load. O(1)."""
 
     def __init__(self) -> None:
         self._turn = 0
@@ -97,7 +97,7 @@ class RoundRobin(StaysPut):
 
 
 class _ByOutstandingWork(StaysPut):
-    """A router that goes by the tokens outstanding at each instance."""
+    """A router that uses the tokens outstanding at each instance."""
 
     def __init__(self) -> None:
         self._work = OutstandingWork()
@@ -108,7 +108,7 @@ class _ByOutstandingWork(StaysPut):
 
 
 class LeastLoaded(_ByOutstandingWork):
-    """The instance with the fewest outstanding tokens; the first named of several. O(instances)."""
+    """The instance with the fewest outstanding tokens; the first of equals. O(instances)."""
 
     def route(self, job: Job, instances: Sequence[str]) -> str:
         """The least loaded instance."""
@@ -118,18 +118,18 @@ class LeastLoaded(_ByOutstandingWork):
 
 
 class PowerOfTwo(_ByOutstandingWork):
-    """Of two instances picked by the job's id, the one with less outstanding work. O(1).
+    """The less loaded of two instances picked by the job's id. O(1).
 
-    Nearly as even as looking at all, and without the herd that all routers of a fleet send to the same
-    least loaded instance. The id decides instead of chance, so that a run can be repeated. Source:
-    Mitzenmacher 2001, "The power of two choices in randomized load balancing".
+    Nearly as even as examining all, without all routers of a fleet flocking to the same least loaded instance. The id
+    replaces randomness, so that a run can be repeated. Source: Mitzenmacher 2001, "The power of two choices in
+    randomized load balancing".
     """
 
     def route(self, job: Job, instances: Sequence[str]) -> str:
         """The less loaded of the job's two instances; the first of two equals."""
         count, digest = len(instances), crc32(job.id.encode())
         first = digest % count
-        # The second is another one: a step of 1 to count - 1 further on.
+        # The second one differs from the first: it is 1 to count - 1 places further on.
         second = (first + 1 + digest // count % (count - 1)) % count if count > 1 else first
         chosen = min(instances[first], instances[second], key=self._work.tokens)
         self._work.place(job, chosen)

@@ -1,4 +1,4 @@
-"""The table of central queues: Magnus, what it is compared with, and its ablations."""
+"""The table of central queues: Magnus, its baselines, and its ablations."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from headway.routing.batch_queue import (
 VS_BATCH_SIZE = 7
 """Members of a batch that fit a V100's memory if all had the longest prompt and answer (Magnus, Fig. 4)."""
 VSQ_BATCH_SIZE = 10
-"""With weights of four bits more fit."""
+"""With four-bit weights more fit."""
 WMA_LIMIT, WMA_SHARE = 2_000, 0.5
-"""Phi, which the paper does not state: a batch may waste so many tokens, or half of what a seat of it reads. Waste
-grows with the square of lengths, so a fixed number that suits short answers lets long ones share no batch (adr/0019).
-Served and studied alike."""
+"""Phi, which the paper does not state: a batch may waste this many tokens, or half of what a seat of it reads.
+Waste grows with the square of lengths, so a fixed number that suits short answers lets long ones share no batch
+(adr/0019). The same in serving and studies.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPreset:
-    """One row: how batches are gathered and chosen, and what the row is for.
+    """One row: how batches are gathered and chosen, and its purpose.
 
-    `batch_size` is the size, or the most members where `by_waste`; None: as many as memory is planned for.
-    `simulated`: its engine is one that exists in the simulator alone.
+    `batch_size` is the size, or with `by_waste` the maximum; None: as many as memory is planned for. `simulated`: its
+    engine exists only in the simulator.
     """
 
     name: str
@@ -73,16 +74,16 @@ _ROWS = (
 )
 
 BATCH_PRESETS: dict[str, BatchPreset] = {row.name: row for row in _ROWS}
-"""The central queues a flag can name. Source: Magnus (Cheng et al. 2024), section on baselines and ablation."""
+"""The central queues that a flag can name. Source: Magnus (Cheng et al. 2024), section on baselines and ablation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
-    """What a central queue is configured with.
+    """The settings of a central queue.
 
-    `capacity_tokens` is the KV memory of one instance, handed out in blocks of `block_tokens`; None: to be asked of the
-    instances. `batch_size` replaces the row's own. Lengths are planned with what answers stay within at `confidence`,
-    memory at `memory_confidence`, times `safety_factor`. Raises ConfigError for a value out of range.
+    `capacity_tokens` is the KV memory of one instance, allocated in blocks of `block_tokens`; None: ask the instances.
+    `batch_size` replaces the row's own. Lengths are planned with what answers stay within at `confidence`, memory at
+    `memory_confidence`, times `safety_factor`. Raises ConfigError for a value out of range.
     """
 
     capacity_tokens: int | None = None
@@ -111,14 +112,14 @@ class BatchSettings:
 
 
 def find_batch_preset(name: str) -> BatchPreset:
-    """The row of that name; ConfigError for an unknown one."""
+    """The row of that name. Raises ConfigError for an unknown one."""
     if name not in BATCH_PRESETS:
         raise ConfigError(f"unknown batches {name!r}; accepted: {', '.join(BATCH_PRESETS)}")
     return BATCH_PRESETS[name]
 
 
 def build_batch_queue(name: str, settings: BatchSettings, batch_time: BatchTime | None = None) -> BatchQueue:
-    """A fresh queue; ConfigError for an unknown name, or a row that needs `batch_time` without it."""
+    """Make a fresh queue. Raises ConfigError for an unknown name, or a row that needs `batch_time` without it."""
     row = find_batch_preset(name)
     return BatchQueue(
         joining=_joining(row, settings),

@@ -10,12 +10,12 @@ from headway.core.job import Job
 from headway.errors import ConfigError
 
 PoolSizes = Mapping[str, int]
-"""How many instances each pool has, in the order they were given."""
+"""Instances in each pool, in the given order."""
 
 LP, HP = "lp", "hp"
 """Ascendra's pools: low and high priority."""
 PREFILL, DECODE = "prefill", "decode"
-"""Pools of instances that compute prompts, and that go on from the KV of those prompts."""
+"""Pools that compute prompts, and that continue from the prompts' KV."""
 STAGES = frozenset({PREFILL, DECODE})
 
 _POOL = re.compile(r"[a-z][a-z0-9]*")
@@ -23,7 +23,7 @@ _ACCEPTED = "POOL=COUNT,... with names of small letters and digits and counts of
 
 
 def parse_pools(text: str) -> PoolSizes:
-    """Sizes of pools from `lp=2,hp=1`; ConfigError for anything else, or a pool given twice."""
+    """Parse `lp=2,hp=1`. Raises ConfigError for anything else, or a repeated pool."""
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, count = part.partition("=")
@@ -46,7 +46,7 @@ def instance_name(pool: str, number: int) -> str:
 
 
 def pool_of(name: str) -> str:
-    """The pool an instance belongs to; empty for one that is in none."""
+    """The pool of an instance; empty if it is in none."""
     return name.rpartition("-")[0]
 
 
@@ -54,9 +54,9 @@ _POOLS = (LP, HP)
 
 
 def share_left(waiting: Iterable[Job], now_s: float) -> float:
-    """Mean share of the target for first token that is left to waiting requests: 1 on arrival, 0 when it is due.
+    """Mean share of the first-token target left to waiting requests: 1 on arrival, 0 when due.
 
-    One that is overdue counts 0, one without the target is left out; 1 if none is left. O(waiting).
+    An overdue request counts 0, one without the target is left out; 1 if none remains. O(waiting).
     """
     shares = [
         max(0.0, 1.0 - (now_s - job.arrival_s) / job.slo.ttft_s)
@@ -68,10 +68,10 @@ def share_left(waiting: Iterable[Job], now_s: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSettings:
-    """When a pool is short, when the other has an instance to spare, and how long before a change and after it.
+    """When a pool is short, when the other has an instance to spare, and the waiting times around a change.
 
-    Shares are of the target for first token, of `share_left`. What lies between `short` and `spare` keeps an instance
-    from going back and forth. Raises ConfigError for a value out of range.
+    Shares are of the first-token target, as in `share_left`. The gap between `short` and `spare` keeps an instance from
+    going back and forth. Raises ConfigError for a value out of range.
     """
 
     short: float = 0.3
@@ -97,12 +97,12 @@ class RoleChange:
 
 @dataclass(slots=True)
 class Roles:
-    """Moves one instance at a time from the pool that has time to spare to the one that is short of it.
+    """Moves one instance at a time from the pool with time to spare to the one that is short of it.
 
-    A pool is short while its share is below `short` and the other's above `spare`. That has to last for `patience_s`,
-    and since the last change `dwell_s` must have passed, so that it is the new split that is judged. No pool gives
-    its last instance. Pure: time and shares are given. O(instances). An option beyond the paper, which chooses the
-    split in advance (Ascendra, section on configuration).
+    A pool is short while its share is below `short` and the other's above `spare`. This must last for `patience_s`, and
+    `dwell_s` must have passed since the last change, so that the new split is what is judged. No pool gives its last
+    instance. Pure: time and shares are passed in. O(instances). An option beyond the paper, which chooses the split in
+    advance (Ascendra, section on configuration).
     """
 
     settings: RoleSettings = field(default_factory=RoleSettings)
@@ -113,9 +113,9 @@ class Roles:
     def decide(
         self, instances: Sequence[str], shares: Mapping[str, float], now_s: float
     ) -> RoleChange | None:
-        """The change to make now, if any, which counts as made; asked every second or so.
+        """The change to make now, if any, which counts as made; call every second or so.
 
-        `instances` are those that serve, `shares` the share left in each pool (1 where no job waits).
+        `instances` are those that serve, `shares` the share left in each pool (1 if no job waits).
         """
         short = self._short_pool(shares)
         if short is None or short != self._short:

@@ -1,4 +1,4 @@
-"""Prompts are computed at prefill instances, answers at decode instances."""
+"""Computes prompts at prefill instances, answers at decode instances."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headway.routing.pools import PREFILL, pool_of
 
 
 class PrefillDecode(StaysPut):
-    """Routes each of a job's two stages to the instance that has least to do.
+    """Routes each of a job's two stages to the instance with the least work.
 
-    Among prefill instances the work is prompt tokens that no prefix cache holds (`CacheAware`). Among the others it is
-    all outstanding tokens (`LeastLoaded`). Instances outside the pool `prefill` compute answers; where none of them
-    serves, prefill instances do. O(instances x log blocks + blocks) a job.
+    For prefill instances the work is prompt tokens that no prefix cache holds (`CacheAware`); for the others it is all
+    outstanding tokens (`LeastLoaded`). Instances outside the pool `prefill` compute answers; if none of them serves,
+    prefill instances do. O(instances x log blocks + blocks) a job.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class PrefillDecode(StaysPut):
         return self._prompts.route(job, instances)
 
     def prefilled(self, job: Job) -> None:
-        """A job has left its prefill instance, its prompt computed or not; called once after each `prefill`."""
+        """A job left its prefill instance, its prompt computed or not; call once after each `prefill`."""
         self._prompts.end(job)
 
     def route(self, job: Job, instances: Sequence[str]) -> str:
@@ -49,5 +49,5 @@ def for_prompts(instances: Sequence[str]) -> Sequence[str]:
 
 
 def for_answers(instances: Sequence[str]) -> Sequence[str]:
-    """The instances that compute answers: all others, or the prefill instances where there is no other."""
+    """The instances that compute answers: all others, or the prefill instances if there is no other."""
     return [name for name in instances if pool_of(name) != PREFILL] or instances

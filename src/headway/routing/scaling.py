@@ -1,4 +1,4 @@
-"""How many instances there should be: pure, so that gateway and simulator decide alike."""
+"""Decides how many instances there should be; pure, so that gateway and simulator decide alike."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from typing import Self
 from headway.errors import ConfigError
 
 TOLERANCE = 0.01
-"""Goodput that a fleet may lose beside the largest one."""
+"""Goodput that a fleet may lose compared with the largest one."""
 HOPELESS = 0.5
-"""Where even the largest fleet has less goodput, requests are late in all fleets: then times tell them apart."""
+"""If even the largest fleet has less goodput, requests are late in all fleets: then times decide."""
 SLOWER = 0.25
-"""Where no request has targets: how much longer than in the largest fleet requests may take in the mean."""
+"""Without targets: how much longer, on average, requests may take than in the largest fleet."""
 DEFAULT_WINDOW_S = 120.0
-"""The last requests by which the number of instances is judged."""
+"""Length of the recent past by which the number of instances is judged."""
 CALM_WINDOWS = 0.75
-"""Fewer instances must have been enough for so many windows before one is stopped: about as long as a new one takes to
-start, so that one stopped too soon costs no more than one kept too long.
+"""Windows for which fewer instances must have been enough before one is stopped: about the start-up time of a new
+one, so that one stopped too soon costs no more than one kept too long.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The fewest and the most instances there may be."""
+    """The fewest and the most instances."""
 
     floor: int
     ceiling: int
 
     @classmethod
     def parse(cls, text: str, flag: str) -> Self:
-        """Read `N` or `MIN..MAX`. ConfigError for anything else."""
+        """Parse `N` or `MIN..MAX`. Raises ConfigError for anything else."""
         found = re.fullmatch(r"(\d{1,6})(?:\.\.(\d{1,6}))?", text)
         least, most = found.groups() if found is not None else ("0", None)
         if not 1 <= int(least) <= int(most or least):
@@ -44,19 +44,19 @@ class Bounds:
         return cls(int(least), int(most or least))
 
     def clamp(self, count: int) -> int:
-        """The nearest count that is allowed."""
+        """The nearest allowed count."""
         return min(max(count, self.floor), self.ceiling)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What one size of fleet would have come to: goodput (None without targets), mean completion time."""
+    """The result of one fleet size: goodput (None without targets), mean completion time."""
 
     goodput: float | None
     mean_jct_s: float | None
 
     def as_good_as(self, best: Served, tolerance: float = TOLERANCE) -> bool:
-        """Whether it loses no more than `tolerance`; without targets that can be met, is no more than SLOWER slower."""
+        """Whether it loses at most `tolerance`; without achievable targets, whether it is at most SLOWER slower."""
         if self.goodput is not None and best.goodput is not None and best.goodput >= HOPELESS:
             return self.goodput >= best.goodput - tolerance
         if self.mean_jct_s is None or best.mean_jct_s is None:
@@ -65,20 +65,22 @@ class Served:
 
 
 class Demand:
-    """Counts arrivals, and says by how much demand may grow until one instance more would serve.
+    """Counts arrivals, and says by how much demand may grow until one more instance would serve.
 
-    A replay sees the last `window_s`; what is decided by it must do for the next `lead_s`. How the one compares with
-    the other is read off the last hour. O(1) an arrival, O(bins) a question.
+    A replay covers the last `window_s`; the decision must hold for the next `lead_s`. The last hour shows how the two
+    compare. O(1) an arrival, O(bins) a question.
     """
 
     GUESSED_GROWTH = 1.25
-    """Of the upper end, until enough was seen."""
+    """Assumed upper growth until enough was seen."""
     LEAST_SEEN = 12
-    """Bins; fewer of them tell nothing of how demand changes."""
+    """Bins; fewer say nothing about how demand changes."""
     BINS_A_WINDOW = 8
     KEPT_S = 3600.0
     LARGEST = 4.0
-    """Of all factors; the least is its inverse. After bursts nothing may come for long: 0 is no factor to replay by."""
+    """Largest factor; the least is its inverse. After bursts nothing may come for long, but 0 is no factor for a
+    replay.
+    """
 
     def __init__(self, window_s: float, lead_s: float) -> None:
         self._bin_s = window_s / self.BINS_A_WINDOW
@@ -87,13 +89,13 @@ class Demand:
         self._first: int | None = None
 
     def came(self, at_s: float) -> None:
-        """A request came."""
+        """A request arrived."""
         place = floor(at_s / self._bin_s)
         self._bins[place] += 1
         self._first = place if self._first is None else min(self._first, place)
 
     def growth(self, now_s: float, share: float) -> float:
-        """The factor that demand stayed below in this share of the times of the last hour."""
+        """The growth factor that demand stayed below in this share of the last hour."""
         last = floor(now_s / self._bin_s)
         oldest = floor((now_s - self.KEPT_S) / self._bin_s)
         for place in [place for place in self._bins if place < oldest]:
@@ -106,7 +108,7 @@ class Demand:
         return max(1 / self.LARGEST, min(self.LARGEST, found))
 
     def _changes(self, first: int, last: int) -> list[float]:
-        """The rate of what came after each moment over the rate of what came before it; of whole bins alone."""
+        """The rates after each moment over the rates before it; for whole bins only."""
         sums = [0]
         for place in range(first, last):
             sums.append(sums[-1] + self._bins[place])
@@ -119,15 +121,15 @@ class Demand:
 
 
 LOW, UPPER, HIGH = 0.1, 0.75, 0.95
-"""Shares of the last hour's lead times: the recommendation is for a demand that UPPER of them stayed below."""
+"""Shares of the last hour's lead times: the recommendation suffices for UPPER of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """How many instances the demand of the next minutes needs, as replays of the last ones say.
+    """How many instances the demand of the next minutes needs, according to replays of the last ones.
 
-    `low` and `high` would do for less and for more growth than is reckoned with (`growth`). `replays` are by number
-    of instances, at that growth. `doubt` says why replays cannot be trusted; `needed` then follows from what was seen.
+    `low` and `high` would do for less and for more growth than assumed (`growth`). `replays` are by number of
+    instances, at that growth. `doubt` says why replays cannot be trusted; `needed` then follows from observation.
     """
 
     needed: int
@@ -139,13 +141,13 @@ class Advice:
 
 
 Replay = Callable[[int, float], Served]
-"""What so many instances would have come to, had demand been larger by a factor."""
+"""The result of this many instances with demand larger by a factor."""
 
 
 class Adviser:
-    """Says how many instances the next `lead_s` need: by replays of the last requests, and by what the last hour was.
+    """Says how many instances the next `lead_s` need, from replays of the last requests and from the last hour.
 
-    `demand` hears of every request that comes.
+    `demand` is told of every request.
     """
 
     def __init__(self, bounds: Bounds, window_s: float, lead_s: float) -> None:
@@ -153,10 +155,10 @@ class Adviser:
         self._bounds = bounds
 
     def advise(self, replay: Replay, now_s: float, current: int) -> Advice:
-        """The fewest instances that would have lost no more than TOLERANCE beside the most there may be.
+        """The fewest instances that would have lost at most TOLERANCE compared with the maximum.
 
-        O(log n) replays, n how far they are from `current`. The largest fleet is replayed only where no other replay
-        tells whether a fleet loses too much.
+        O(log n) replays, n how far the result is from `current`. The largest fleet is replayed only if no other replay
+        decides whether a fleet loses too much.
         """
         bounds, demand = self._bounds, self.demand
         growth = demand.growth(now_s, UPPER)
@@ -189,9 +191,10 @@ class Adviser:
 
 
 def fewest(is_enough: Callable[[int], bool], bounds: Bounds, near: int) -> int:
-    """The fewest within bounds that are enough, sought from `near` on in steps that double; the ceiling always is.
+    """The fewest within bounds that are enough, searched from `near` in doubling steps; the maximum always counts as
+    enough.
 
-    None fewer than `near` is tried that is less than half of what is enough: its queue would take long to replay.
+    Below `near` none is tried that is less than half of what is enough, since replaying its queue would take long.
     """
     low, high, step = near, near, 1
     if is_enough(near):
@@ -205,29 +208,29 @@ def fewest(is_enough: Callable[[int], bool], bounds: Bounds, near: int) -> int:
 
 
 class ScalingReason(StrEnum):
-    """Why so many instances are recommended."""
+    """Why a number of instances is recommended."""
 
     MORE = "more"
-    """Requests would miss their targets otherwise."""
+    """Otherwise requests would miss their targets."""
     FEWER = "fewer"
     """Fewer have been enough for long enough."""
     STEADY = "steady"
-    """The fleet is as large as it should be."""
+    """The fleet has the right size."""
     CALM = "calm"
     """Fewer would do, but not yet for long enough."""
     FLOOR = "floor"
-    """One does for all there is to do, or the fewest there must be."""
+    """A single instance, or the minimum, does everything."""
     CEILING = "ceiling"
-    """There are as many as there may be; more might do better."""
+    """The maximum is reached; more might do better."""
     DOUBT = "doubt"
-    """Replays are too far from what was seen: one more where targets are missed, never fewer."""
+    """Replays differ too much from observation: one more if targets are missed, never fewer."""
     UNKNOWN = "unknown"
     """Nothing is known yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """How many instances there should be now, the ends of the interval, and why."""
+    """The recommended number of instances, the interval, and the reason."""
 
     instances: int
     low: int
@@ -236,7 +239,7 @@ class Recommendation:
 
 
 class Scaler:
-    """Turns advice into a number of instances: at once where more are needed, after a calm time where fewer are."""
+    """Turns advice into a number of instances: more at once, fewer after a calm time."""
 
     def __init__(self, bounds: Bounds, window_s: float = DEFAULT_WINDOW_S) -> None:
         self.bounds = bounds
@@ -245,7 +248,7 @@ class Scaler:
         self._needed: deque[tuple[float, int]] = deque()
 
     def decide(self, now_s: float, current: int, advice: Advice | None) -> Recommendation:
-        """How many there should be of the `current` ones, those that are starting among them."""
+        """The recommended number, given the `current` one, which includes starting instances."""
         bounds, needs = self.bounds, self._needed
         if advice is None:
             count = bounds.clamp(current)

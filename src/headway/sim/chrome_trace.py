@@ -1,4 +1,4 @@
-"""A schedule as a Chrome trace, for ui.perfetto.dev or chrome://tracing."""
+"""Writes a schedule as a Chrome trace, for ui.perfetto.dev or chrome://tracing."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from headway.core.record import Outcome, Record
 from headway.sim.watcher import ObservedStep
 
 MAX_EVENTS = 1_000_000
-"""Events a file holds, about 150 MB as text; Perfetto still opens it."""
+"""Most events in a file: about 150 MB as text, which Perfetto still opens."""
 
 _MICROS = 1e6
 _DECIMALS = 3
 _STEP_LANES_FROM = 1
-_NAMED = 5  # ids listed in a step's arguments
+_NAMED = 5  # request ids listed in a step's arguments
 
 
 @dataclass(slots=True)
 class _Life:
-    """The phases of a live request: when each began."""
+    """The phases of a live request, with the time at which each began."""
 
     phases: list[tuple[float, str]] = field(default_factory=list)
 
@@ -35,7 +35,7 @@ class _Life:
 
 @dataclass(slots=True)
 class _Instance:
-    """What is remembered of an instance between steps."""
+    """What is remembered about an instance between steps."""
 
     lanes: int
     steps: int = 0
@@ -44,14 +44,14 @@ class _Instance:
 
 
 class ChromeTrace:
-    """Writes a run as trace events while it goes on; `close` ends the file.
+    """Writes a run as trace events while it runs; `close` ends the file.
 
-    Each instance is a process: its steps on a track (on as many as may be in flight at once, `lanes`), its
-    requests as nested asynchronous slices (waiting, prefill, decode, paused), and counters for the queue,
-    the residents and the free KV blocks. `instances` are their names, in the order they are shown; a request that
-    is handed over is a slice at each. A step is drawn from when the one before it was done, so that steps
-    scheduled ahead do not overlap. After MAX_EVENTS nothing more is written; `cut_at_s` says from when.
-    Times are in microseconds, as the format wants. Format: Trace Event Format, Google 2016.
+    Each instance is a process: its steps on a track (on `lanes` tracks if steps overlap), its requests as nested
+    asynchronous slices (waiting, prefill, decode, paused), and counters for the queue, the residents and the free KV
+    blocks. `instances` are their names in order of display; a handed-off request is a slice at each instance. A step is
+    drawn from the end of the one before, so that steps scheduled ahead do not overlap. After MAX_EVENTS nothing more is
+    written; `cut_at_s` says from when. Times are in microseconds, as the format wants. Format: Trace Event Format,
+    Google 2016.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class ChromeTrace:
         """End the JSON object; the file itself stays open."""
         self._file.write(b"\n]}\n")
 
-    # ---- what a watcher is told --------------------------------------------------------------------
+    # ---- calls of the simulation -------------------------------------------------------------------
 
     def saw(self, sight: ObservedStep) -> None:
         """Note which requests run and pause, and the counters that changed."""
@@ -131,7 +131,7 @@ class ChromeTrace:
         )
 
     def ended(self, record: Record) -> None:
-        """Draw a request's whole life at the instance where it ends, or that it leaves."""
+        """Draw a request's whole life at the instance where it ends, or which it leaves."""
         life = self._lives.pop(record.id, _Life())
         came_s = self._came_s.pop(record.id, record.arrival_s)
         end_s = came_s if record.finished_s is None else record.finished_s
@@ -159,7 +159,7 @@ class ChromeTrace:
         return self._lives.setdefault(job.id, _Life())
 
     def _instance(self, name: str, now_s: float) -> _Instance:
-        """What is known of an instance; its tracks are named when it is first heard of."""
+        """What is known of an instance; names its tracks at its first event."""
         state = self._instances.get(name)
         if state is None:
             state = _Instance(self._lanes, free_from_s=[0.0] * self._lanes)
@@ -190,7 +190,7 @@ class ChromeTrace:
 
 
 def _spans(life: _Life, came_s: float, end_s: float) -> Iterator[tuple[str, float, float]]:
-    """The phases of a request's whole life, each with its start and end, within the life as it was rounded."""
+    """Yield the phases of a request's life, each with start and end, clipped to the rounded life."""
     changes = [(came_s, "waiting"), *life.phases]
     starts_s = [min(max(from_s, came_s), end_s) for from_s, _ in changes]
     for (_, phase), from_s, to_s in zip(changes, starts_s, [*starts_s[1:], end_s], strict=True):

@@ -1,4 +1,4 @@
-"""The virtual clock: the order of events, and how long steps and copies take."""
+"""The virtual clock: the order of events, and the duration of steps and copies."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headway.predict.steps.copies import TransferModel
 
 
 class Phase(IntEnum):
-    """What comes first among events of one instant; within a phase, what was planned first.
+    """The order of events at one instant; within a phase, earlier insertions come first.
 
-    As vLLM's engine loop: a step's output is processed, then new requests are taken in, then the next
-    step is scheduled. A copy between device and host that ends at the same instant is done before all of it, and a
-    request handed over arrives after all of it, whichever engine scheduled first. The size of a fleet changes last.
+    This follows vLLM's engine loop: a step's output is processed, then new requests are taken in, then the next step is
+    scheduled. A copy between device and host that ends at the same instant is done before all of these. A handed-off
+    request arrives after all of them, whichever engine scheduled first. Fleet changes come last.
     """
 
     COPY = 0
@@ -40,18 +40,18 @@ class EventLoop:
         self._serial = count()
 
     def at(self, time_s: float, phase: Phase, action: Callable[[], None]) -> None:
-        """Plan an action; a time that has passed is a ValueError."""
+        """Schedule an action. Raises ValueError for a time in the past."""
         if not time_s >= self.now_s:
             raise ValueError(f"cannot plan for {time_s} s: it is {self.now_s} s")
         heapq.heappush(self._heap, (time_s, phase, next(self._serial), action))
 
     @property
     def next_s(self) -> float:
-        """When the next action is planned for; inf if nothing is."""
+        """Time of the next action; inf if there is none."""
         return self._heap[0][0] if self._heap else inf
 
     def run(self) -> None:
-        """Run until nothing is planned."""
+        """Run until no action is left."""
         heap = self._heap
         while heap:
             self.now_s, _, _, action = heapq.heappop(heap)
@@ -59,10 +59,10 @@ class EventLoop:
 
 
 class Clock:
-    """Seconds of a step: the fitted law times a residual drawn from those measured, seeded.
+    """Draws the duration of steps: the fitted law times a seeded draw from the measured residuals.
 
-    `residuals` are ascending quantiles at equal distances, between which is interpolated; (1.0,) is no
-    noise. One draw a step, in the order of steps, so that runs repeat byte for byte.
+    `residuals` are ascending, equidistant quantiles, interpolated in between; (1.0,) means no noise. One draw a step,
+    in the order of steps, so that runs repeat byte for byte.
     """
 
     def __init__(self, law: StepSeconds, residuals: Sequence[float] = (1.0,), seed: int = 0) -> None:
@@ -72,7 +72,7 @@ class Clock:
         self._random = Random(seed).random
 
     def step_s(self, shape: BatchShape) -> float:
-        """Seconds the next step of this shape takes."""
+        """Duration of the next step, which has this shape."""
         seconds = self._law.step_s(shape)
         if not self._intervals:
             return seconds * self._residuals[0]
@@ -83,21 +83,21 @@ class Clock:
 
 
 class Pipeline:
-    """Stages in a row, each busy with one step at a time; a step takes each for an equal share.
+    """Pipeline stages, each busy with one step at a time; every stage takes an equal share of a step.
 
-    A step enters when the host has prepared it and the first stage is free. With one stage this is a
-    device; with a second step scheduled ahead, the host's part is hidden behind the first. Source: the flow
-    shop recurrence; vLLM's pipeline parallelism keeps as many steps in flight as there are stages.
+    A step enters when the host has prepared it and the first stage is free. With a single stage this is a plain device;
+    with a second step scheduled ahead, the host's part is hidden behind the first. Source: the flow shop recurrence;
+    vLLM's pipeline parallelism keeps as many steps in flight as there are stages.
 
-    A stage learns what is to be copied with its part of a step, and copies its own layers over its own GPUs' links:
-    the last one begins later than the first, and where a step waits for copies each stage does.
+    A stage learns its copies with its part of a step, and copies its own layers over its own GPUs' links. So the last
+    stage begins later than the first, and if a step waits for copies every stage waits.
     """
 
     def __init__(self, stages: int) -> None:
         self._free_s = [0.0] * stages
 
     def dispatch(self, now_s: float, host_s: float, step_s: float, wait_s: float = 0.0) -> float:
-        """When a step handed over now comes out, if the host needs `host_s` first and the stages `step_s` in all.
+        """When a step submitted now comes out, if the host needs `host_s` first and the stages `step_s` in all.
 
         Each stage waits `wait_s` for copies before its part.
         """
@@ -109,18 +109,18 @@ class Pipeline:
         return ready_s
 
     def lag_s(self, now_s: float) -> float:
-        """How much later than the first stage the last one comes to what was handed over last; 0 for one stage."""
+        """How much later than the first stage the last one begins the newest step; 0 for one stage."""
         return max(0.0, self._free_s[-1] - max(now_s, self._free_s[0]))
 
     def cut(self, now_s: float) -> None:
-        """Every stage is free from now on at the latest: what they are busy with is given up."""
+        """Free every stage now: the steps in the stages are abandoned."""
         self._free_s = [min(free_s, now_s) for free_s in self._free_s]
 
 
 class CopyEngine:
-    """One direction: one copy at a time, in the order they were asked for, beside the steps.
+    """One direction of copies: one at a time, in order, beside the steps.
 
-    A copy takes the law's seconds for its bytes, `block_bytes` a block, however many layers it is made of.
+    A copy takes the law's seconds for its bytes (`block_bytes` a block), however many layers it has.
     """
 
     def __init__(self, law: TransferModel, block_bytes: int) -> None:
@@ -129,10 +129,10 @@ class CopyEngine:
         self._free_s = 0.0
 
     def seconds(self, copy: Copy) -> float:
-        """Seconds the copy takes once it has begun."""
+        """Duration of a copy after its start."""
         return self._law.seconds(len(copy.blocks) * self._block_bytes)
 
     def submit(self, copy: Copy, now_s: float) -> float:
-        """When a copy asked for now will be done."""
+        """When a copy submitted now will be done."""
         self._free_s = max(self._free_s, now_s) + self.seconds(copy)
         return self._free_s

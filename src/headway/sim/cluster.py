@@ -1,4 +1,4 @@
-"""Instances behind a router, and the requests that come to them."""
+"""Instances behind a router, and their arriving requests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from headway.traces.sessions import after, parted
 def job_of(
     request: TraceRequest, default_max_output_tokens: int, predicted_length: LengthEstimate | None = None
 ) -> Job:
-    """The job of a request that comes now; its true length stays behind.
+    """Make the job of an arriving request, without its true length.
 
-    Its limit is the request's or the workload's, since one made to fit would give the length away. Raises
-    TraceError for an answer longer than that.
+    Its limit is the request's or the workload's: a fitted limit would reveal the length. Raises TraceError for an
+    answer longer than the limit.
     """
     limit = request.max_output_tokens or default_max_output_tokens
     if request.output_tokens > limit:
@@ -50,8 +50,8 @@ def job_of(
 
 
 def moved_job(job: Job, now_s: float) -> Job:
-    """A job that its instance gave up unstarted, as a new one for the next: with what is left of its targets, and no
-    third place to go.
+    """Make a new job from one that its instance gave up unstarted: with the rest of its targets, and no further
+    hand-off.
     """
     return replace(
         job,
@@ -65,9 +65,9 @@ def moved_job(job: Job, now_s: float) -> Job:
 
 
 def shared_keys(request: TraceRequest, block_size: int) -> list[BlockKey]:
-    """The keys of a prompt's full KV blocks, as far as the trace says what they hold.
+    """The keys of a prompt's full KV blocks, as far as the trace tells their contents.
 
-    A trace block of 512 tokens is several KV blocks; ConfigError if it is not a whole number of them.
+    A trace block of 512 tokens is several KV blocks. Raises ConfigError if it is not a whole number of them.
     """
     if not request.prefix_blocks:
         return []
@@ -84,7 +84,7 @@ def shared_keys(request: TraceRequest, block_size: int) -> list[BlockKey]:
 
 @dataclass(slots=True)
 class _LiveRequest:
-    """A request that has not ended: what was asked for, and the job that stands for it where it is now."""
+    """A request that has not ended, and the job that represents it at its current instance."""
 
     request: TraceRequest
     job: Job
@@ -92,15 +92,16 @@ class _LiveRequest:
 
 
 class Cluster:
-    """Feeds a trace, one request ahead, to the instance the router names.
+    """Feeds a trace, one request ahead, to the instances that the router names.
 
-    `default_max_output_tokens` is the limit policies see for requests that declare none. Requests are read as they are
-    due, so memory grows with the live ones alone. Of a list with sessions that wait for answers, all are read at once;
-    a turn comes its think time after the one before has ended, however that ended. `lengths` is asked once for each
-    request as it arrives, before it is routed, and told of its end, wherever it ran.
+    Policies see `default_max_output_tokens` as the limit of requests that declare none. Requests are read when due, so
+    memory grows only with the live ones. If sessions wait for answers, all requests are read at once; a turn arrives
+    its think time after the previous one ended, however that ended. `lengths` is asked once for each request when it
+    arrives, before routing, and is told of its end.
 
-    A request that its instance gives up unstarted arrives, after all else of that instant, where the router hands it
-    to; if nowhere, again where it was, to stay. Its records keep what the client asked for.
+    A request that its instance gives up unstarted arrives at the instance that the router chooses, after everything
+    else at that instant; if there is none, it returns for good to its old instance. Its records keep the client's
+    original targets.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Cluster:
         self._names = (*self._names, instance.engine.name)
 
     def close(self, name: str) -> None:
-        """Send an instance nothing new; what it has it serves to the end."""
+        """Send an instance no more requests; it serves those that it has."""
         self._names = tuple(each for each in self._names if each != name)
 
     def reopen(self, name: str) -> None:
@@ -138,25 +139,26 @@ class Cluster:
         self._names = (*self._names, name)
 
     def remove(self, name: str) -> None:
-        """A closed instance that has served everything is gone, with what its caches held."""
+        """Remove a closed, empty instance with the contents of its caches."""
         self._router.lost(name)
 
     def live(self, name: str) -> int:
-        """Requests that an instance has. O(live)."""
+        """Number of requests at an instance. O(live)."""
         return sum(live.instance == name for live in self._live.values())
 
     def waiting(self, name: str) -> int:
-        """Requests at an instance that it has not started."""
+        """Number of unstarted requests at an instance."""
         return len(self._instances[name].engine.ledger.waiting)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to come or to end."""
+        """Whether no request is left to come or to end."""
         return self.next_arrival_s == inf and not self._live
 
     def horizon_s(self, name: str) -> float:
-        """Until when no request can come to an instance: the next arrival, or, while another has requests to hand over
-        or turns that follow its own, whatever happens next. O(instances).
+        """Until when no request can reach an instance: the next arrival, or earlier the next event of the loop.
+
+        The latter counts while other instances may hand off requests or end turns. O(instances).
         """
         others = (other.engine.ledger for other in self._instances.values() if other.engine.name != name)
         if any(
@@ -167,26 +169,26 @@ class Cluster:
 
     @property
     def next_arrival_s(self) -> float:
-        """When the next request comes, as far as is known; inf if none is."""
+        """When the next known request arrives; inf if there is none."""
         return self._coming_s[0] if self._coming_s else inf
 
     def waiting_elsewhere(self, name: str) -> Sequence[int]:
-        """As the router tells an instance."""
+        """The prompt tokens that wait elsewhere, as the router tells an instance."""
         return self._router.waiting_elsewhere(name, self._names)
 
     @property
     def totals(self) -> dict[str, EngineTotals]:
-        """What each instance's engine has counted, by name."""
+        """Each instance's engine totals, by name."""
         return {name: instance.engine.totals for name, instance in self._instances.items()}
 
-    # ---- what instances tell -----------------------------------------------------------------------
+    # ---- calls of the instances --------------------------------------------------------------------
 
     def started(self, job: Job) -> None:
-        """A request's first token is out."""
+        """A request produced its first token."""
         self._router.started(job)
 
     def ended(self, record: Record) -> None:
-        """A request has ended at its instance, or leaves it for another; the record gets what was asked for."""
+        """A request ended at its instance or leaves it; fills the original targets into the record."""
         live = self._live[record.id]
         record.arrival_s, record.slo = live.request.arrival_s, live.request.slo
         if record.outcome is Outcome.HANDED_OFF and record.first_scheduled_s is None:
@@ -201,13 +203,13 @@ class Cluster:
             self._await(after(following, self._loop.now_s))
 
     def _give_up(self, live: _LiveRequest) -> None:
-        """A request cannot arrive elsewhere before the step that gives it up is planned to its end."""
+        """Hold a given-up request until the step that gives it up has been planned."""
         if not self._moving:
             self._loop.at(self._loop.now_s, Phase.MOVE, self._move)
         self._moving.append(live)
 
     def _move(self) -> None:
-        """The requests given up at this instant arrive, by id, whichever instance was the first to plan."""
+        """Let the requests given up at this instant arrive, ordered by id, whichever instance planned first."""
         moving, self._moving = sorted(self._moving, key=lambda live: live.job.id), []
         for live in moving:
             live.instance = self._router.hand_off(live.job, self._names) or live.instance
@@ -219,7 +221,7 @@ class Cluster:
     def run(self, requests: Iterable[TraceRequest]) -> None:
         """Serve all requests (in order of arrival) to their end.
 
-        Raises SimulationError if some are left lying with nothing to come.
+        Raises SimulationError if requests are left although nothing more will happen.
         """
         self._requests, self._followers = parted(requests)
         self._await_next()
@@ -239,14 +241,14 @@ class Cluster:
 
     def _arrive(self, request: TraceRequest, then: Callable[[], None]) -> None:
         heappop(self._coming_s)
-        then()  # The next one first: a same-time arrival must be known before any step is planned.
+        then()  # before the arrival itself: a second one at this instant must be known before any step is planned
         self.arrived += 1
         job = self._job(request)
         live = self._live[job.id] = _LiveRequest(request, job, self._router.route(job, self._names))
         self._place(live)
 
     def _job(self, request: TraceRequest) -> Job:
-        """The job a policy sees, with what is predicted of it."""
+        """The job that a policy sees, with its predicted length."""
         if request.id in self._live:
             raise TraceError(f"id {request.id!r} is used by two live requests; accepted: one each")
         job = job_of(request, self._limit)
@@ -256,7 +258,7 @@ class Cluster:
         return job
 
     def _place(self, live: _LiveRequest) -> None:
-        """A request arrives at its instance now."""
+        """Let a request arrive at its instance now."""
         instance = self._instances[live.instance]
         shared = shared_keys(live.request, instance.engine.limits.block_size)
         instance.arrive(live.job, live.request.output_tokens, shared)

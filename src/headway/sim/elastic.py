@@ -1,4 +1,4 @@
-"""A simulated fleet whose instances come and go while it serves."""
+"""A simulated fleet whose number of instances changes while it serves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headway.sim.cluster import Cluster
 
 Put = Callable[[str, int], None]
-"""Puts a new instance of this name behind the router, its clock seeded by the number."""
+"""Puts a new instance of this name behind the router; the number seeds its clock."""
 
 
 class _Stage(IntEnum):
@@ -28,7 +28,7 @@ class _Stage(IntEnum):
 
 @dataclass(slots=True)
 class _Life:
-    """One instance from its launch to its end."""
+    """One instance from launch to end."""
 
     number: int
     begun_s: float
@@ -42,7 +42,9 @@ class _Life:
 
 @dataclass(frozen=True, slots=True)
 class FleetSeen:
-    """What is decided by: instances that serve or will, and of those that serve the requests, started or not."""
+    """What the decision is based on: instances that serve or start, those that serve, and started and unstarted
+    requests.
+    """
 
     now_s: float
     instances: int
@@ -52,10 +54,10 @@ class FleetSeen:
 
 
 class ElasticFleet:
-    """Asks every `every_s` how many instances there should be, and starts or drains some.
+    """Decides every `every_s` how many instances there should be, and starts or drains some.
 
-    An instance serves `start_s` after its launch; one that drains gets nothing new, and is gone when its last request
-    has ended, unless it is wanted again before. Of those that may drain, the one with the fewest requests does.
+    An instance serves `start_s` after its launch. A draining one gets no new requests, and ends with its last request
+    unless it is wanted again. Among the candidates the one with the fewest requests drains.
     """
 
     def __init__(
@@ -68,20 +70,20 @@ class ElasticFleet:
         self._lives: list[_Life] = []
 
     def begin(self, loop: EventLoop, cluster: Cluster, put: Put) -> None:
-        """The first instances serve from the start on."""
+        """Start the first instances, which serve at once."""
         self._loop, self._cluster, self._put = loop, cluster, put
         for _ in range(self._first):
             self._serve(self._launch())
         loop.at(self._every_s, Phase.SCALE, self._look)
 
     def ended(self, record: Record) -> None:
-        """A request has ended: an instance that drains may be empty now."""
+        """A request ended: a draining instance may be empty now."""
         for life in self._in(_Stage.DRAINING):
             if not self._cluster.live(life.name):
                 self._end(life)
 
     def instance_s(self, until_s: float) -> float:
-        """Seconds of all instances, from launch to end, up to a time."""
+        """Total seconds of all instances from launch to end, up to a given time."""
         return sum(max(0.0, min(life.ended_s, until_s) - life.begun_s) for life in self._lives)
 
     def _in(self, *stages: _Stage) -> list[_Life]:
@@ -89,7 +91,7 @@ class ElasticFleet:
 
     def _look(self) -> None:
         if self._cluster.is_over or self._loop.next_s == inf:
-            return  # nothing is left, or nothing moves any more whatever is decided
+            return  # all requests have ended, or no decision could help
         ready, starting = self._in(_Stage.READY), self._in(_Stage.STARTING)
         live = sum(self._cluster.live(life.name) for life in ready)
         waiting = sum(self._cluster.waiting(life.name) for life in ready)
@@ -119,7 +121,7 @@ class ElasticFleet:
             self._put(life.name, life.number)
 
     def _drain(self) -> None:
-        """One fewer: the last that is starting, else the ready one with the fewest requests."""
+        """Remove one: the last that is starting, else the serving one with the fewest requests."""
         if starting := self._in(_Stage.STARTING):
             self._gone(starting[-1])
             return

@@ -1,4 +1,4 @@
-"""One simulated engine: a policy, the fill rule, a ledger and KV memory; steps without time."""
+"""One simulated engine: a policy, the fill rule, a ledger and KV memory; steps without a clock."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from headway.sim.limits import EngineLimits
 
 @dataclass(slots=True)
 class EngineTotals:
-    """What an engine did: steps with work, tokens computed, KV lost to preemption, tokens found in the cache.
+    """Totals of an engine: steps with work, computed tokens, preempted KV, cached tokens.
 
-    Swapped blocks are those copied to the host or a KV store and back, ahead of need ones included. Steps that were
-    killed count as steps, and their tokens not as computed. `busy_s` is the device's time for all steps together.
+    Swapped blocks were copied to or from the host or a KV store, including prefetches. Killed steps count as steps, but
+    their tokens do not count as computed. `busy_s` is the device's time for all steps.
     """
 
     steps: int = 0
@@ -44,7 +44,7 @@ class EngineTotals:
 
 @dataclass(slots=True)
 class _Flight:
-    """A step on its way: what was granted, and the jobs it brings a token."""
+    """A step in flight: its grants, and the jobs that get a token from it."""
 
     outcome: StepOutcome
     sampled: list[Job] = field(default_factory=list)
@@ -53,14 +53,14 @@ class _Flight:
 class SimulatedEngine:
     """Plans, fills and follows steps as `engine.PolicyScheduler` and vLLM do together.
 
-    `schedule` starts a step, `update` ends the oldest one; with `limits.depth` 2 a step is scheduled
-    before the tokens of the one before are known. The true output lengths are known here and nowhere a
-    policy looks. Jobs are handed to `on_first_token` when their first token is out, and to `on_end`, as records, at
-    their end. With `check` every invariant of the ledger and the pool is asserted after each step.
+    `schedule` starts a step and `update` ends the oldest one; with `limits.depth` 2 a step is scheduled before the
+    tokens of the previous one are known. Only this class knows the true output lengths; no policy sees them.
+    `on_first_token` receives jobs whose first token is out, `on_end` their records at the end. With `check` every
+    invariant of ledger and pool is asserted after each step.
 
-    With `limits.host_blocks` jobs can be swapped out, with `store_blocks` a connector keeps their KV in a store of so
-    many blocks: after each `schedule`, `update` and `copied`, the owner of the clock takes the copies that start then
-    (`take_copies`) and calls `copied` when one is done.
+    With `limits.host_blocks` jobs can be swapped out; with `store_blocks` a connector keeps their KV in a store of that
+    size. After each `schedule`, `update` and `copied`, the owner of the clock takes the copies that start then
+    (`take_copies`), and calls `copied` when one is done.
     """
 
     def __init__(
@@ -152,13 +152,13 @@ class SimulatedEngine:
 
     @property
     def serial_copies(self) -> bool:
-        """Whether a step waits for the copies decided with it; a store's go beside the steps."""
+        """Whether a step waits for the copies decided with it. A store's copies run beside the steps."""
         return self.host is not None and self.policy.serial_copies
 
     # ---- arrivals ----------------------------------------------------------------------------------
 
     def arrive(self, job: Job, output_tokens: int, now_s: float, shared: Sequence[BlockKey] = ()) -> None:
-        """Take in a job that will bring `output_tokens` tokens; one that can never fit fails at once."""
+        """Take in a job with `output_tokens` tokens to come; a job that can never fit fails at once."""
         self.steady = None
         self.expect(job, output_tokens)
         self.ledger.arrive(job)
@@ -171,11 +171,11 @@ class SimulatedEngine:
         self._fail_if_oversized(job, now_s)
 
     def expect(self, job: Job, output_tokens: int) -> None:
-        """Note how many tokens a job will bring."""
+        """Set how many tokens a job will produce."""
         self._output_tokens[job] = output_tokens
 
     def fail_oversized(self, now_s: float) -> bool:
-        """End the waiting jobs that have outgrown even an empty pool; True if there was one."""
+        """End the waiting jobs that have outgrown even an empty pool; return whether there was one."""
         queued = [*self.ledger.waiting.values(), *self.ledger.swapped.values()]
         failed = [job for job in queued if self._fail_if_oversized(job, now_s)]
         return bool(failed)
@@ -191,7 +191,7 @@ class SimulatedEngine:
     # ---- a step ------------------------------------------------------------------------------------
 
     def schedule(self, now_s: float) -> StepOutcome:
-        """Plan and fill a step; it is in flight until `update`, unless it has no work."""
+        """Plan and fill a step. It is in flight until `update`, unless it has no work."""
         view = self.view(now_s)
         if self.kept:
             self.kept.before_step(view)
@@ -228,7 +228,7 @@ class SimulatedEngine:
         return outcome
 
     def view(self, now_s: float) -> StepView:
-        """What the policy sees; one object, filled anew."""
+        """The policy's view; one object, filled anew."""
         view = self._view
         view.now_s = now_s
         view.residents = self.ledger.residents
@@ -253,7 +253,7 @@ class SimulatedEngine:
         return self._kv.ready(job) is None
 
     def _awaiting_token(self, outcome: StepOutcome) -> list[Job]:
-        """Jobs whose last known token this step computes; under asynchronous scheduling they can go on."""
+        """Jobs whose last known token this step computes; under asynchronous scheduling they can continue."""
         sampled: list[Job] = []
         placeholders = self.limits.asynchronous
         for job in outcome.tokens:
@@ -264,7 +264,7 @@ class SimulatedEngine:
         return sampled
 
     def _follow_preempted(self, outcome: StepOutcome) -> None:
-        """A job preempted in flight can start again only when the tokens on their way have come."""
+        """A job preempted in flight can start again only after its tokens in flight have arrived."""
         for job in outcome.preempted:
             steps = self._steps_in_flight(job)
             if steps:
@@ -275,7 +275,7 @@ class SimulatedEngine:
         return sum(flight.outcome.tokens.get(job, 0) for flight in self._flights)
 
     def _steps_in_flight(self, job: Job) -> int:
-        """Steps that compute tokens of a job and whose output is still to come; O(steps in flight)."""
+        """Steps in flight that compute tokens of a job; O(steps in flight)."""
         return sum(job in flight.outcome.tokens for flight in self._flights)
 
     def _count(self, outcome: StepOutcome) -> None:
@@ -286,10 +286,10 @@ class SimulatedEngine:
         totals.preemptions += len(outcome.preempted)
         totals.cached_tokens += sum(outcome.cached_tokens.values())
 
-    # ---- its output --------------------------------------------------------------------------------
+    # ---- outputs -----------------------------------------------------------------------------------
 
     def update(self, now_s: float) -> None:
-        """Process the output of the oldest step in flight: a token each, and the ends they bring."""
+        """Process the output of the oldest step in flight: one token for each job, and the ends that follow."""
         flight = self._flights.popleft()
         stale = self._stale_before(flight) if self._stale_steps else frozenset()
         if self.host is not None and self.host.copies.awaited:
@@ -298,7 +298,7 @@ class SimulatedEngine:
         for job in flight.sampled:
             if job.state is not JobState.ENDED and self._sampled(job, now_s, is_stale=job in stale):
                 grown.append(job)
-        # After all ends: vLLM has processed a whole output before anything hears of its tokens.
+        # After all ends, since vLLM processes a whole output before anything learns of its tokens.
         for job in grown:
             self.policy.touch(job)
         if self.host is not None and stale:
@@ -307,7 +307,7 @@ class SimulatedEngine:
             self.check()
 
     def kill(self) -> None:
-        """Give up the only step in flight: it brings nothing, and its jobs keep the blocks they got for it."""
+        """Abandon the only step in flight: it yields nothing, and its jobs keep the blocks that they got for it."""
         outcome = self._flights.popleft().outcome
         assert not self._flights, "a step in flight was planned on the tokens of the one that is killed"
         self.steady = None
@@ -319,7 +319,7 @@ class SimulatedEngine:
             self.check()
 
     def _stale_before(self, flight: _Flight) -> frozenset[Job]:
-        """The jobs this output finds preempted since; each step in flight is counted down once."""
+        """The jobs preempted since this step was scheduled; counts each step in flight down once."""
         stale = frozenset(job for job in flight.outcome.tokens if job in self._stale_steps)
         for job in stale:
             self._stale_steps[job] -= 1
@@ -328,13 +328,13 @@ class SimulatedEngine:
         return stale
 
     def _copy_drained(self, host: HostTier, outcome: StepOutcome) -> None:
-        """Swapped jobs that have not ended, and that no step computes any more, are copied now."""
+        """Start copying swapped jobs that have not ended and that no step computes any more."""
         for job in outcome.tokens:
             if job not in self._stale_steps:
                 host.copies.advance(job)
 
     def _follow_restored(self, host: HostTier, outcome: StepOutcome) -> None:
-        """Once a restored job has run, others may come back in its stead."""
+        """After a restored job has run, others may come back in its place."""
         for job in outcome.tokens:
             if host.copies.ran(job):
                 self.steady = None
@@ -344,7 +344,7 @@ class SimulatedEngine:
         self.pool.not_ready.pop(job, None)
 
     def _sampled(self, job: Job, now_s: float, *, is_stale: bool) -> bool:
-        """Count a token that came; whether its job goes on and may rank otherwise now."""
+        """Count an arrived token; return whether the job continues with a possibly changed rank."""
         is_news = is_stale or job.first_token_s is None
         if is_news:
             self.steady = None
@@ -378,7 +378,7 @@ class SimulatedEngine:
     # ---- copies between device and host or store ---------------------------------------------------
 
     def take_copies(self) -> list[Copy]:
-        """The copies that have started since this was last asked, in order; serial ones are done already."""
+        """The copies that started since the last call, in order; serial ones are done already."""
         copies = [] if self.tier is None else self.tier.take_copies()
         for copy in copies:
             if copy.direction is Direction.TO_HOST:
@@ -395,11 +395,11 @@ class SimulatedEngine:
         if self._check:
             self.check()
 
-    # ---- stretches in which nothing changes ----------------------------------------------------------
+    # ---- skipping steps that repeat --------------------------------------------------------------------
 
     def _is_steady(self, flight: _Flight) -> bool:
-        """Whether the next plan is this one again: all residents decode, and no job came, left or waits for
-        anything but a change.
+        """Whether the next plan repeats this one: all residents decode, and no job came, left or waits for anything
+        but time.
         """
         outcome = flight.outcome
         plan, residents = outcome.plan, self.ledger.residents
@@ -412,18 +412,18 @@ class SimulatedEngine:
         )
 
     def steady_rounds(self) -> int:
-        """How many times more the last step can be scheduled, and an output processed, without any change.
+        """How often the last step can be scheduled again, with an output each time, before anything changes.
 
-        0 when the last step was not steady or something has happened since, or will: a copy ends, or the first
-        step of a restored job, and with it the use of its host copy. Stops short of the token that ends a
-        job and of the blocks that would run out. O(residents).
+        0 if the last step was not steady, or if something has happened since or will: a copy ends, or a restored job
+        takes its first step, which ends its host copy. Stops before the token that ends a job and before blocks run
+        out. O(residents).
         """
         if self.steady is None or (self.tier is not None and self.tier.busy):
             return 0
         lengths, residents = self._output_tokens, self.ledger.residents
         left = self.pool.steady_tokens(len(residents))
         if self.kept:
-            # While others wait, what is let go of may start them; and no more is let go of than residents need.
+            # While others wait, a freed block could start one of them; and residents free no more than they need.
             spare_blocks = 0 if self.ledger.waiting else self.pool.free_blocks - room_blocks(self._view)
             left = min(left, spare_blocks // len(residents) * self.limits.block_size)
         for job in residents:
@@ -433,10 +433,10 @@ class SimulatedEngine:
         return max(0, left - 1 - len(self._flights))
 
     def repeat(self, rounds: int) -> None:
-        """Schedule the last step and process an output, `rounds` times, at once; at most `steady_rounds`.
+        """Schedule the last step and process an output `rounds` times at once; at most `steady_rounds`.
 
-        Leaves everything as it would be step by step: blocks come from the front of the line whichever job takes
-        them, nothing is freed meanwhile, and the last output makes all tokens but the newest known.
+        Has the same effect as single steps: blocks come from the front of the line whichever job takes them, nothing is
+        freed meanwhile, and the last output makes all tokens except the newest known.
         """
         residents = self.ledger.residents
         for job in residents:
@@ -449,7 +449,7 @@ class SimulatedEngine:
         self.totals.tokens += rounds * len(residents)
 
     def schedule_again(self) -> None:
-        """Schedule the last, steady step once more; its output comes like any other's."""
+        """Schedule the last, steady step once more; its output arrives like any other's."""
         assert self.steady is not None
         for job in self.ledger.residents:
             grown = self.pool.grow(job, 1)

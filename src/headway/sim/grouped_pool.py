@@ -1,4 +1,4 @@
-"""The KV memory of a simulated engine whose layers keep different tokens: vLLM's block pool, shared by groups."""
+"""KV memory of a simulated engine whose layers keep different tokens: vLLM's block pool, shared by groups of layers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headway.predict.models.kv_groups import KvGroup
 from headway.sim.kv_pool import OWN_KEYS, BlockKey, KvPool, Table
 
 _GONE = -1
-"""Stands in a table for a block whose tokens no window shows any more."""
+"""Marks a table entry whose block's tokens have left every window."""
 
 
 @dataclass(slots=True)
 class _GroupedTable(Table):
-    """The blocks of one live request, a list for each group; `cached` of each can be found.
+    """The blocks of one live request, a list for each group; the first `cached` of each can be found.
 
     Nothing leaves a window before `drop_at_tokens` tokens are processed.
     """
@@ -29,18 +29,18 @@ class _GroupedTable(Table):
 
 
 class _Found(NamedTuple):
-    """Leading tokens that every group has, and each group's blocks of them: those that a window still shows."""
+    """Leading tokens that every group has, and each group's blocks of them that are still inside its window."""
 
     tokens: int
     groups: list[list[int]]
 
 
 class GroupedKvPool(KvPool):
-    """A pool that groups of layers draw from, each for a table of its own, after vLLM 0.32 (kv_cache_coordinator.py).
+    """A pool for groups of layers, each with a table of its own, after vLLM 0.32 (kv_cache_coordinator.py).
 
-    A job takes a block of every group; one whose tokens have left the group's window, once their step is processed, is
-    free again, and can be found until it is taken. A prompt hits what all groups have: of a window, its last blocks.
-    Groups may have blocks of different sizes; hits are whole blocks of all of them. There is no host to copy to.
+    A job takes a block in every group. Once its tokens have left the group's window and their step is processed, a
+    block is free, and can be found until it is taken. A prompt hits what all groups have; of a window, its last blocks.
+    Groups may have blocks of different sizes; hits are whole blocks of all of them. There is no host memory.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class GroupedKvPool(KvPool):
     # ---- requests come and go ----------------------------------------------------------------------
 
     def add(self, job: Job, shared: Sequence[BlockKey] = ()) -> None:
-        """Know a new request by the keys (0 or more) of its prompt's leading full blocks."""
+        """Register a new request with the keys (0 or more) of its prompt's leading full blocks."""
         self._serial += 1
         table = _GroupedTable(shared, -self._serial * OWN_KEYS)
         self._tables[job] = table
@@ -93,19 +93,19 @@ class GroupedKvPool(KvPool):
     # ---- what core.fill and the engine ask -----------------------------------------------------------
 
     def finds(self, job: Job, index: int) -> bool:
-        """Whether a block of a waiting job's tokens is found in the first group that keeps all tokens. O(1)."""
+        """Whether the first group that keeps all tokens finds a block of a waiting job. O(1)."""
         number = next((number for number, group in enumerate(self._groups) if not group.window), 0)
         row = index * self.block_size // self._groups[number].block_size
         return bool(self._holders.get(self._group_key(self._table(job), number, row)))
 
     def cached_tokens(self, job: Job) -> int:
-        """Leading tokens of a waiting job that are found in all groups; remembered for `start`."""
+        """Leading tokens of a waiting job that all groups find; remembered for `start`."""
         found = self._find_all(job)
         self._found = (job, found)
         return found.tokens
 
     def start(self, job: Job, num_tokens: int) -> Reason | None:
-        """Allocate the blocks found and those of the next `num_tokens` tokens, if the whole job fits."""
+        """Allocate the found blocks and those of the next `num_tokens` tokens, if the whole job fits."""
         looked_up, found = self._found
         if looked_up is not job:
             found = self._find_all(job)
@@ -113,7 +113,7 @@ class GroupedKvPool(KvPool):
         if (misfit := self._why_not(job, found)) is not None:
             return misfit
         if self._blocks_to(found.tokens + num_tokens, found) + self._watermark() > len(self._free):
-            return Reason.ISL  # a cap on what windows hold at most admits a little too much
+            return Reason.ISL  # capping what windows hold admits slightly too much
         self.started(job)
         table = self._table(job)
         for number, blocks in enumerate(found.groups):
@@ -126,7 +126,7 @@ class GroupedKvPool(KvPool):
         return None
 
     def grow(self, job: Job, num_tokens: int) -> bool:
-        """Let go of what windows have left, and allocate for `num_tokens` more tokens; False if blocks are short."""
+        """Free what windows have left, and allocate for `num_tokens` more tokens; False if blocks are short."""
         table = self._table(job)
         computed = job.num_computed_tokens + num_tokens
         processed = job.num_computed_tokens - self._in_flight(job)
@@ -142,26 +142,28 @@ class GroupedKvPool(KvPool):
         return self._why_not(job, self._find_all(job))
 
     def missing_blocks(self, job: Job) -> int:
-        """Blocks that have to come free before a waiting job passes all memory checks; 0 if it would now."""
+        """Blocks that must come free before a waiting job passes all memory checks; 0 if it passes now."""
         return max(0, self._admission_blocks(job, self._find_all(job)) + self._watermark() - len(self._free))
 
     def cache(self, job: Job, num_tokens: int) -> None:
-        """Let the full blocks among a job's first `num_tokens` tokens be found."""
+        """Make the full blocks among a job's first `num_tokens` tokens findable."""
         if self.prefix_caching:
             self._let_find(self._table(job), num_tokens)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that a job of `num_tokens` tokens holds at most, in all groups."""
+        """Most blocks that a job of `num_tokens` tokens holds, in all groups."""
         return sum(group.most_blocks(num_tokens, self._most_in_flight) for group in self._groups)
 
     def steady_tokens(self, num_jobs: int) -> int:
-        """Of no job can a token more be foretold: its windows move on."""
+        """0: windows move with every token, so no step can be skipped."""
         return 0
 
     # ---- blocks ------------------------------------------------------------------------------------
 
     def _fill_up(self, job: Job, table: _GroupedTable, computed: int, processed: int) -> None:
-        """Give every group blocks for so many tokens, which fit, and let the full ones of known tokens be found."""
+        """Allocate blocks for `computed` tokens, which fit, in every group; make full blocks of known tokens
+        findable.
+        """
         if computed > table.room_tokens:
             for blocks, group in zip(table.groups, self._groups, strict=True):
                 self._take(blocks, -(-computed // group.block_size))
@@ -193,7 +195,7 @@ class GroupedKvPool(KvPool):
         )
 
     def _drop(self, table: _GroupedTable, processed: int) -> None:
-        """Let go of the blocks whose tokens no later token sees, the last of each group first."""
+        """Free the blocks whose tokens no later token sees, the last of each group first."""
         for blocks, group in zip(table.groups, self._groups, strict=True):
             end = min(group.dropped_tokens(processed) // group.block_size, len(blocks))
             begin = end
@@ -204,7 +206,7 @@ class GroupedKvPool(KvPool):
         self._next_drop(table)
 
     def _next_drop(self, table: _GroupedTable) -> None:
-        """Note from how many processed tokens on a block leaves some window."""
+        """Note after how many processed tokens a block next leaves some window."""
         table.drop_at_tokens = min(
             (
                 group.computed_when_dropped((blocks.count(_GONE) + 1) * group.block_size)
@@ -226,7 +228,7 @@ class GroupedKvPool(KvPool):
             table.cached[number] = max(table.cached[number], end)
 
     def _group_key(self, table: Table, number: int, row: int) -> BlockKey:
-        """What a group's block holds: its group, and the tokens up to its end."""
+        """The key of a group's block: the group, and the tokens up to the block's end."""
         last = (row + 1) * self._groups[number].block_size // self.block_size - 1
         return table.key(last) * len(self._groups) + number
 
@@ -236,10 +238,10 @@ class GroupedKvPool(KvPool):
             self._let_go([block for block in blocks if block != _GONE])
         self._empty(table)
 
-    # ---- what is found -----------------------------------------------------------------------------
+    # ---- lookups -----------------------------------------------------------------------------------
 
     def _find_all(self, job: Job) -> _Found:
-        """What all groups have of a job's leading tokens, but for its last one."""
+        """What all groups have of a job's leading tokens, without its last one."""
         if not self.prefix_caching:
             return self._nothing()
         table = self._table(job)
@@ -255,7 +257,7 @@ class GroupedKvPool(KvPool):
                 return _Found(tokens, groups)
 
     def _found_of(self, table: _GroupedTable, number: int, tokens: int) -> tuple[list[int], int]:
-        """A group's blocks of a prefix of at most so many tokens, and how long that is."""
+        """A group's blocks of a prefix of at most `tokens` tokens, and the prefix's length."""
         group = self._groups[number]
         rows = tokens // group.block_size
         if not group.window or group.chunked:
@@ -296,7 +298,7 @@ class GroupedKvPool(KvPool):
         return Reason.WATERMARK if needed + self._watermark() > len(self._free) else None
 
     def _admission_blocks(self, job: Job, found: _Found) -> int:
-        """Free blocks that all known tokens of a job take, those found in the free line included."""
+        """Free blocks that all known tokens of a job take, counting found blocks in the free line."""
         most = [group.most_blocks(job.num_tokens, self._most_in_flight) for group in self._groups]
         return self._blocks_beyond(most, found)
 

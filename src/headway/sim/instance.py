@@ -19,17 +19,17 @@ from headway.sim.killed_steps import as_killing
 from headway.sim.kv_pool import BlockKey
 
 SPIN_S = 1e-2
-"""How often an engine with work but nothing to schedule looks again, where no part says when to."""
+"""How often an engine with work that cannot be scheduled looks again, if no part says when to."""
 
 StepObserver = Callable[[str, StepOutcome, float, float], None]
-"""Hears of each step: instance, what it did, when it was scheduled and when its output came."""
+"""Called for each step with its instance, its outcome, when it was scheduled, and when its output arrived."""
 
 LearnCopy = Callable[[int, float], None]
-"""Hears of each finished copy of one direction: its blocks, and the seconds it took once it had begun."""
+"""Called for each finished copy of one direction with its blocks, and its seconds after its start."""
 
 
 class _StepUnderWay(NamedTuple):
-    """A step on its way: when it comes back, when it was scheduled, and whether it was killed."""
+    """A step in flight: when it ends, when it was scheduled, and whether it was killed."""
 
     finished_s: float
     started_s: float
@@ -40,14 +40,13 @@ class _StepUnderWay(NamedTuple):
 class Instance:
     """Schedules steps as vLLM's engine loop does: up to `depth` in flight, then waits for the oldest.
 
-    Nothing happens between a step's start and its output but that requests queue up. When the last step
-    was steady, what follows up to `horizon_s()`, the next arrival anywhere, is stepped over in one go
-    (unless someone watches every step).
+    Between a step's start and its output only arrivals happen. After a steady step, everything up to `horizon_s()`, the
+    next arrival anywhere, is skipped in one go (unless someone watches every step).
 
-    Copies between device and host or store go through `copiers`, beside the steps; while any is under way nothing is
-    stepped over. Under a policy that wants them serial they hold up the step they were decided with, or the
-    next plan if no job runs; those of a job that had steps in flight, the next step after the last of these.
-    `learn_copies` hears how long each took. A policy that kills steps says when (`sim.killed_steps`).
+    Copies between device and host or store go through `copiers`, beside the steps; no step is skipped while any is
+    under way. Serial copies delay the step that they were decided with, or the next plan if no job runs; those of a job
+    with steps in flight delay the next step after these. `learn_copies` is told how long each took. A policy that kills
+    steps says when (`sim.killed_steps`).
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class Instance:
         self._wake_s = inf
 
     def arrive(self, job: Job, output_tokens: int, shared: Sequence[BlockKey] = ()) -> None:
-        """Take in a request now; an idle engine wakes up."""
+        """Take in a request now; wakes an idle engine."""
         self.engine.arrive(job, output_tokens, self._loop.now_s, shared)
         if not self._flights:
             self._wake(self._loop.now_s)
@@ -94,10 +93,10 @@ class Instance:
             self._loop.at(time_s, Phase.SCHEDULE, self._schedule)
 
     def _schedule(self) -> None:
-        """Fill the pipeline, then wait for the oldest step; with nothing in flight, for a change."""
+        """Fill the pipeline, then wait for the oldest step, or, with none in flight, for a change."""
         now_s = self._loop.now_s
         if now_s != self._wake_s:
-            return  # something has woken it earlier
+            return  # it was woken earlier
         self._wake_s = inf
         moved = False
         while len(self._flights) < self.engine.limits.depth:
@@ -117,14 +116,14 @@ class Instance:
             self._loop.at(self._flights[0].finished_s, Phase.OUTPUT, self._output)
         elif self.engine.ledger.live:
             if moved or self._serial_s:
-                # Nothing runs, yet the next plan may be another one: wait for serial copies, or just ask again.
+                # Nothing runs, but the next plan may differ: wait for serial copies, or ask again.
                 self._wake(now_s + (self._serial_s or SPIN_S))
                 self._serial_s = 0.0
             else:
                 self._wait(now_s)
 
     def _dispatch(self, outcome: StepOutcome, now_s: float, cut_s: float = inf) -> None:
-        """Hand a step over; it is killed at `cut_s` if it takes longer."""
+        """Submit a step; it is killed at `cut_s` if it takes longer."""
         host_s = self._host_s + self._host_job_s * self._shape.num_jobs
         step_s = self._clock.step_s(self._shape)
         self.engine.totals.busy_s += step_s
@@ -133,7 +132,7 @@ class Instance:
         if killed:
             self._pipeline.cut(cut_s)
         self._flights.append(_StepUnderWay(min(finished_s, cut_s), now_s, outcome, killed))
-        # A step that waited for copies, or was killed, says nothing about its shape.
+        # A step that waited for copies, or was killed, says nothing about its shape's duration.
         teaches = not (self._serial_s or killed) and self._learn.learns_next(now_s, self._shape.kind)
         lesson = self._shape if teaches else None
         self._serial_s = 0.0
@@ -141,7 +140,7 @@ class Instance:
         self._learn.learn()
 
     def _output(self) -> None:
-        """The oldest step comes back."""
+        """Process the end of the oldest step."""
         flight = self._flights.popleft()
         finished_s = flight.finished_s
         self._learn.finished(finished_s)
@@ -157,7 +156,7 @@ class Instance:
         self._wake(finished_s)
 
     def _hold_up(self, now_s: float) -> None:
-        """Where steps wait for copies, let the next one wait for those that start now."""
+        """Let the next step wait for the serial copies that start now."""
         if not self.engine.serial_copies:
             return
         for copy in self.engine.take_copies():
@@ -165,14 +164,14 @@ class Instance:
             self._loop.at(now_s + self._serial_s, Phase.COPY, partial(self._learn_copy, copy))
 
     def _start_copies(self, now_s: float) -> None:
-        """Start the copies beside the steps; the last stage is the last to begin and to be done."""
+        """Start the copies beside the steps; the last pipeline stage begins and ends last."""
         start_s = now_s + self._pipeline.lag_s(now_s)
         for copy in self.engine.take_copies():
             copier = self._copiers[copy.direction]
             self._loop.at(copier.submit(copy, start_s), Phase.COPY, partial(self._copied, copy))
 
     def _learn_copy(self, copy: Copy) -> None:
-        """Tell what a finished copy took."""
+        """Report the duration of a finished copy."""
         if copy.direction in self._learn_copies:
             seconds = self._copiers[copy.direction].seconds(copy)
             self._learn_copies[copy.direction](len(copy.blocks), seconds)
@@ -186,7 +185,7 @@ class Instance:
             self._wake(self._loop.now_s)
 
     def _wait(self, now_s: float) -> None:
-        """Work, and nothing of it to schedule: look again when a part says so; fail what can never fit."""
+        """Look again later at work that cannot be scheduled now; fail what can never fit."""
         if self.engine.fail_oversized(now_s):
             self._wake(now_s)
             return
@@ -196,21 +195,21 @@ class Instance:
         if change_s < inf:
             self._wake(nextafter(change_s, inf) if change_s >= now_s else now_s + SPIN_S)
 
-    # ---- stretches in which nothing changes ----------------------------------------------------------
+    # ---- skipping steps that repeat --------------------------------------------------------------------
 
     def _may_repeat(self) -> bool:
-        """Not with pipeline stages: the residents of a step under way wait for its tokens, and may not go on."""
+        """False with pipeline stages: residents of a step in flight wait for its tokens and may not continue."""
         limits = self.engine.limits
         waits_for_tokens = limits.depth > 1 and not limits.asynchronous
         return self._watch is None and not waits_for_tokens and len(self._flights) == limits.depth - 1
 
     def _repeat(self, now_s: float) -> bool:
-        """Step over a stretch up to the next arrival or change of plan; False if there is none."""
+        """Skip the steps up to the next arrival or change of plan; False if there is none to skip."""
         horizon_s, steady = self._horizon_s(), self.engine.steady
         if steady is None or now_s >= horizon_s:
             return False
         policy, rounds = self.engine.policy, self.engine.steady_rounds()
-        # From when the plan was made: what has changed since must end the stretch too.
+        # Counted from the time of the plan: a change since then must end the stretch too.
         change_s = policy.next_change_s(self.engine.view(steady.now_s))
         if not rounds or now_s > change_s:
             return False

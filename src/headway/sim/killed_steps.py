@@ -1,4 +1,4 @@
-"""Steps that are killed when a quantum ends: the preemption that no engine has, for one ablation."""
+"""Kills steps when a quantum ends: a preemption that no engine offers, for one ablation."""
 
 from __future__ import annotations
 
@@ -26,59 +26,59 @@ MLFQ_PREEMPT = Preset(
     source="FastServe section 6.3",
 )
 KILLING_ROWS = {MLFQ_PREEMPT.name: MLFQ_PREEMPT}
-"""Rows of the simulator alone, by name."""
+"""Presets that exist only in the simulator, by name."""
 
 
 @dataclass(slots=True)
 class KillingPolicy(Policy):
-    """A policy whose steps are killed the moment that a member's quantum ends in its prefill.
+    """A policy that kills a step the moment a member's quantum ends in its prefill.
 
-    The time is gone, and what the step computed with it; the member sinks a level, and the next step is planned.
-    Decodes are not killed: a token is the unit in which they are preempted.
+    The step's time and results are lost; the member sinks a level, and the next step is planned. Decodes are not
+    killed: they are preempted between tokens.
 
-    It cannot go on for ever without progress. A job whose step is killed sinks, and quanta double: in the time of a
-    quantum q at most one step is killed for each of n jobs of that level or lower, so once q is longer than n steps
-    some step ends. A job that has starved and so stands at level 1 again may run its next iteration without preemption
-    (FastServe section 4.1): a step that has such a member is not killed. Source: FastServe section 6.3, spec 4.7.
+    Progress is guaranteed. A job whose step is killed sinks, and quanta double. In the time of a quantum q at most one
+    step is killed for each of n jobs at that level or lower, so once q is longer than n steps, some step ends. A
+    starved job back at level 1 may run its next iteration without preemption (FastServe section 4.1): a step with such
+    a member is not killed. Source: FastServe section 6.3, spec 4.7.
     """
 
     order: SkipJoinMlfq
     _sunk: set[Job] = field(default_factory=set)
 
     def cut_s(self, outcome: StepOutcome) -> float:
-        """When a step that was just scheduled is killed, if it has not ended by then; inf for never. O(batch)."""
+        """When a step that was just scheduled is killed if it has not ended; inf for never. O(batch)."""
         members = _prefilling(outcome)
         if any(job in self._sunk and self.order.level_of(job) == 1 for job in members):
             return inf
         ends_s = min((self.order.quantum_ends_s(job) for job in members), default=inf)
-        return nextafter(ends_s, inf)  # a quantum is used up by more than its length
+        return nextafter(ends_s, inf)  # a quantum is used up only after its full length
 
     def killed(self, outcome: StepOutcome, now_s: float) -> None:
         """Note which jobs sink because a step was killed now."""
         self._sunk.update(job for job in _prefilling(outcome) if self.order.quantum_ends_s(job) < now_s)
 
     def end(self, job: Job, *, finished: bool) -> None:
-        """As any policy."""
+        """A job ended; as in any policy."""
         Policy.end(self, job, finished=finished)
         self._sunk.discard(job)
 
 
 def _prefilling(outcome: StepOutcome) -> Sequence[Job]:
-    """The members of the step under way that do not extend an answer."""
+    """The members of the step in flight that are in prefill."""
     return [job for job, tokens in outcome.tokens.items() if not is_decode(job, tokens)]
 
 
 class _WithoutProfile:
-    """What an order without FastServe's profile knows: of a prompt, the time of one token, however long it is.
+    """Cost model for an order without FastServe's profile: any prompt takes the time of one token.
 
-    So jobs sink level by level, and not at once to where their prefill would fit.
+    Jobs then sink level by level, instead of at once to where their prefill fits.
     """
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
 
     def prefill_s(self, num_tokens: int) -> float:
-        """As one token."""
+        """Seconds of one token."""
         return self._cost.prefill_s(1)
 
     def __getattr__(self, name: str) -> object:
@@ -86,7 +86,7 @@ class _WithoutProfile:
 
 
 def build_killing(row: Preset, cost: CostModel) -> KillingPolicy:
-    """A fresh policy from a row, its steps killed when quanta end; ConfigError for an order without quanta."""
+    """Build a policy whose steps are killed when quanta end. Raises ConfigError for an order without quanta."""
     order = build_part("order", row.order, cast("CostModel", _WithoutProfile(cost)))
     if not isinstance(order, SkipJoinMlfq):
         raise ConfigError(
@@ -97,10 +97,10 @@ def build_killing(row: Preset, cost: CostModel) -> KillingPolicy:
 
 
 def as_killing(policy: Policy, limits: EngineLimits) -> KillingPolicy | None:
-    """The policy, if it kills steps; ConfigError if steps of this engine cannot be killed.
+    """The policy if it kills steps, else None. Raises ConfigError if this engine's steps cannot be killed.
 
-    A step in flight behind the killed one would have been planned on its tokens, and blocks that others found
-    would not hold what they were to hold.
+    A step in flight behind the killed one would rely on its tokens, and on blocks that others found and that were never
+    filled.
     """
     if not isinstance(policy, KillingPolicy):
         return None

@@ -1,4 +1,4 @@
-"""The KV memory of a simulated engine: vLLM's block pool, block for block."""
+"""KV memory of a simulated engine: vLLM's block pool, block for block."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from headway.core.job import Job
 from headway.core.plan import Fate, Reason
 
 BlockKey = int
-"""What a full block holds. Equal keys mean equal contents of the block and of all before it."""
+"""Identifies the contents of a full block. Equal keys mean equal contents of the block and all before it."""
 
 OWN_KEYS = 1 << 24
-"""Blocks one request may have; its own keys are negative, so that they never equal a shared one."""
+"""Most blocks of one request. Its own keys are negative, so that they never equal a shared one."""
 
 
 @dataclass(slots=True)
 class Table:
     """The blocks of one live request. `shared` are the keys of its prompt's leading full blocks.
 
-    `room_tokens` is what the blocks hold; with `cache_at_tokens` tokens known the next block can be found. `started`:
-    it has had a step since it got its blocks, as one that came back from the host may not have.
+    `room_tokens` is the capacity of the blocks; once `cache_at_tokens` tokens are known the next block can be found.
+    `started`: the request has had a step since it got its blocks; false for one that just came back from the host.
     """
 
     shared: Sequence[BlockKey]
@@ -34,22 +34,21 @@ class Table:
     started: bool = False
 
     def key(self, index: int) -> BlockKey:
-        """What a full block of the request's tokens holds."""
+        """The key of a full block of the request's tokens."""
         return self.shared[index] if index < len(self.shared) else self.own - index
 
 
 class KvPool:
     """Paged KV memory with prefix caching, after vLLM 0.32 (v1/core/block_pool.py, kv_cache_manager.py).
 
-    Free blocks stand in one line and are taken from its front; a job's blocks are freed last to first,
-    those without contents to be found to the front, the others to the back, where they can be
-    found until they are taken. Blocks can be found from their allocation on, so a later admission of the
-    same step hits them; generated tokens once they are known. A job hits at most its tokens but one, in
-    whole blocks. `not_ready` is set by the engine. Costs: O(blocks touched).
+    Free blocks stand in one line and are taken from its front. A job's blocks are freed last to first: those without
+    findable contents to the front, the others to the back, where they can be found until they are taken. Blocks can be
+    found from their allocation on, so a later admission of the same step hits them; blocks of generated tokens once
+    these are known. A job hits at most its tokens but one, in whole blocks. The engine sets `not_ready`. Costs:
+    O(blocks touched).
 
-    A copy to or from the host pins its blocks: they stay, whatever becomes of the job, until it is done. By
-    itself the pool has no host: what is preempted is dropped (`sim.host_tier` and `sim.kv_store` put something beside
-    it).
+    A copy to or from the host pins its blocks: they stay until it is done, whatever becomes of the job. This pool has
+    no host, so preempted KV is dropped; `sim.kv_tiers` adds a host or a store.
     """
 
     restoring: Collection[Job] = ()
@@ -70,7 +69,7 @@ class KvPool:
         self._references = [0] * num_blocks
         self._key_of: list[BlockKey | None] = [None] * num_blocks
         self._holders: dict[BlockKey, dict[int, None]] = {}
-        # Without prefix caching no number of known tokens lets a block be found.
+        # Without prefix caching no number of known tokens makes a block findable.
         self._cache_from_tokens = block_size if prefix_caching else maxsize
         self._looked_up: tuple[Job | None, list[int]] = (None, [])
         self._pins: Counter[int] = Counter()
@@ -80,24 +79,24 @@ class KvPool:
     # ---- requests come and go ----------------------------------------------------------------------
 
     def add(self, job: Job, shared: Sequence[BlockKey] = ()) -> None:
-        """Know a new request by the keys (0 or more) of its prompt's leading full blocks."""
+        """Register a new request with the keys (0 or more) of its prompt's leading full blocks."""
         self._serial += 1
         self._tables[job] = Table(shared, -self._serial * OWN_KEYS, cache_at_tokens=self._cache_from_tokens)
 
     def forget(self, job: Job) -> None:
-        """Drop a request that has ended, with whatever it still holds."""
+        """Remove an ended request, with whatever it still holds."""
         self._take_back(self._tables.pop(job))
         self._unfinished.pop(job, None)
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that can be allocated now, those with contents to be found included."""
+        """Blocks that can be allocated now, including those with findable contents."""
         return len(self._free)
 
-    # ---- what core.fill asks -----------------------------------------------------------------------
+    # ---- called by core.fill -----------------------------------------------------------------------
 
     def ready(self, job: Job) -> Reason | None:
-        """Why a waiting job is passed over, as the engine has noted it."""
+        """Why a waiting job is skipped, as the engine has noted."""
         return self.not_ready.get(job)
 
     def finds(self, job: Job, index: int) -> bool:
@@ -111,7 +110,7 @@ class KvPool:
         return len(found) * self.block_size
 
     def start(self, job: Job, num_tokens: int) -> Reason | None:
-        """Allocate the blocks found and those of the next `num_tokens` tokens, if the whole job fits."""
+        """Allocate the found blocks and those of the next `num_tokens` tokens, if the whole job fits."""
         misfit = self._hold_found(job)
         if misfit is not None:
             return misfit
@@ -144,7 +143,7 @@ class KvPool:
         return None
 
     def grow(self, job: Job, num_tokens: int) -> bool:
-        """Allocate for `num_tokens` more tokens of a resident job; False, and nothing, if blocks are short."""
+        """Allocate for `num_tokens` more tokens of a resident job; False, with no effect, if blocks are short."""
         table = self._tables[job]
         computed = job.num_computed_tokens + num_tokens
         if computed > table.room_tokens:
@@ -159,34 +158,34 @@ class KvPool:
         return True
 
     def release(self, job: Job, fate: Fate) -> Fate:
-        """Take a preempted job's blocks back; what can be found stays to be found until it is taken."""
+        """Take back a preempted job's blocks; findable contents stay findable until their block is taken."""
         self._take_back(self._tables[job])
         self._unfinished.pop(job, None)
         return Fate.RECOMPUTE
 
     def evict(self, job: Job) -> Fate:
-        """As `release`."""
+        """Same as `release`."""
         return self.release(job, Fate.RECOMPUTE)
 
     def offload(self, job: Job) -> Reason | None:
-        """There is no host to copy to."""
+        """Refused: there is no host to copy to."""
         return Reason.HOST_BLOCKS
 
     def prefetch(self, job: Job) -> Reason | None:
-        """There is no host to copy from."""
+        """Refused: there is no host to copy from."""
         return Reason.HOST_BLOCKS
 
     def steady_tokens(self, num_jobs: int) -> int:
-        """Tokens that each of so many jobs can grow by, one a step, with nothing but blocks taken meanwhile."""
+        """Tokens by which each of `num_jobs` jobs can grow, one a step, if only these jobs take blocks."""
         return len(self._free) // num_jobs * self.block_size
 
     @property
     def blocks_coming_free(self) -> int:
-        """Blocks that nothing but copies holds; O(blocks pinned)."""
+        """Blocks that only copies hold; O(blocks pinned)."""
         references = self._references
         return sum(references[block] == pins for block, pins in self._pins.items())
 
-    # ---- what the engine asks ----------------------------------------------------------------------
+    # ---- called by the engine ----------------------------------------------------------------------
 
     def misfit(self, job: Job, *, loaded_tokens: int = 0) -> Reason | None:
         """Which memory check a waiting or swapped job would fail now; `loaded_tokens` are copied in before it runs."""
@@ -195,26 +194,26 @@ class KvPool:
         return Reason.BLOCKS if crowded else self._misfit(job, found)
 
     def missing_blocks(self, job: Job) -> int:
-        """Blocks that have to come free before a waiting job passes all memory checks; 0 if it would now."""
+        """Blocks that must come free before a waiting job passes all memory checks; 0 if it passes now."""
         needed = self._needed(job.num_tokens, self._find(job)) + self._watermark()
         return max(0, needed - len(self._free))
 
     def cache(self, job: Job, num_tokens: int) -> None:
-        """Let the full blocks among a job's first `num_tokens` tokens be found."""
+        """Make the full blocks among a job's first `num_tokens` tokens findable."""
         table = self._tables[job]
         if num_tokens >= table.cache_at_tokens:
             self._cache(table, num_tokens)
 
-    # ---- what the host tier and the store ask ------------------------------------------------------
+    # ---- called by the host tier and the store -----------------------------------------------------
 
     def key(self, job: Job, index: int) -> BlockKey:
-        """What a full block of a job's tokens holds."""
+        """The key of a full block of a job's tokens."""
         return self._tables[job].key(index)
 
     def restore(self, job: Job, num_tokens: int, *, waits: bool) -> Reason | None:
-        """Give a job whose first `num_tokens` tokens come back the blocks found for it, if all its tokens fit.
+        """Give a job, whose first `num_tokens` tokens come back, the blocks found for it, if all its tokens fit.
 
-        One that `waits` for copies has to leave room for others too.
+        A job that `waits` for copies must also leave room for others.
         """
         if waits and self._crowds_out(num_tokens, self._find(job)):
             return Reason.BLOCKS
@@ -224,7 +223,7 @@ class KvPool:
         return misfit
 
     def extend(self, job: Job, num_tokens: int) -> None:
-        """Allocate for a job's first `num_tokens` tokens, which fit; only blocks found have contents yet."""
+        """Allocate for a job's first `num_tokens` tokens, which fit; only the found blocks have contents yet."""
         self._extend(self._tables[job], self.blocks_for(num_tokens))
 
     def resume(self, job: Job, num_tokens: int) -> Reason | None:
@@ -238,41 +237,41 @@ class KvPool:
         return None
 
     def started(self, job: Job) -> None:
-        """A job that has its blocks has its first step."""
+        """A job that has its blocks takes its first step."""
         self._tables[job].started = True
         self._num_started += 1
 
     def _crowds_out(self, num_tokens: int, found: list[int]) -> bool:
-        """Whether a job that comes back with so many tokens would take the room of others.
+        """Whether a job that comes back with `num_tokens` tokens would take the room of others.
 
-        It cannot be evicted while copies are under way, so it leaves enough for every prompt that has begun and
-        every job that came back to be computed to its end.
+        It cannot be evicted during its copies, so it must leave enough for every prompt in progress and every returned
+        job to be computed to its end.
         """
         needed = self._needed(num_tokens, found)
         return needed + self._reserved_blocks() + self._watermark() > len(self._free)
 
     def _reserved_blocks(self) -> int:
-        """Blocks still to be allocated for the known tokens of the unfinished."""
+        """Blocks still to be allocated for the known tokens of unfinished jobs."""
         return sum(
             self.blocks_for(job.num_tokens) - len(self._tables[job].blocks) for job in self._unfinished
         )
 
     def blocks(self, job: Job) -> Sequence[int]:
-        """The blocks a job holds, in the order of its tokens."""
+        """The blocks of a job, in the order of its tokens."""
         return self._tables[job].blocks
 
     def num_found(self, job: Job) -> int:
-        """Leading blocks of a job that others could find: of one just restored, those that need no copy."""
+        """Leading blocks of a job that others could find; of a job being restored, those that need no copy."""
         return self._tables[job].num_cached
 
     def pin(self, blocks: Sequence[int]) -> None:
-        """Keep blocks, held by some job now, from being taken."""
+        """Protect held blocks from being taken."""
         for block in blocks:
             self._references[block] += 1
             self._pins[block] += 1
 
     def unpin(self, blocks: Sequence[int]) -> None:
-        """Let blocks go; those without a holder are free."""
+        """Release pins; blocks without a holder become free."""
         for block in blocks:
             self._pins[block] -= 1
             if not self._pins[block]:
@@ -280,7 +279,7 @@ class KvPool:
         self._let_go(blocks)
 
     def keep(self, job: Job) -> Sequence[int]:
-        """Keep those of a resident's blocks that others can find, and return them."""
+        """Keep, and return, those of a resident's blocks that others can find."""
         table = self._tables[job]
         blocks = table.blocks[: table.num_cached]
         for block in blocks:
@@ -289,7 +288,7 @@ class KvPool:
         return blocks
 
     def let_go(self, blocks: Sequence[int]) -> None:
-        """Keep blocks no longer; those without a holder are free, as if they had been until now."""
+        """Stop keeping blocks; those without a holder become free, as if freed just now."""
         self._kept.subtract(blocks)
         self._kept += Counter()
         self._let_go(blocks)
@@ -313,18 +312,20 @@ class KvPool:
         return found
 
     def _misfit(self, job: Job, found: list[int]) -> Reason | None:
-        """All tokens known so far must fit; blocks found in the free line are taken from it like others."""
+        """All known tokens must fit; found blocks in the free line count as taken from it."""
         needed = self._needed(job.num_tokens, found)
         if needed > len(self._free):
             return Reason.ISL
         return Reason.WATERMARK if needed + self._watermark() > len(self._free) else None
 
     def _watermark(self) -> int:
-        """Blocks an admission leaves free beside jobs that run; one that came back and has not run does not count."""
+        """Blocks that an admission leaves free beside running jobs; a job that came back and has not run does not
+        count.
+        """
         return self.watermark_blocks if self._num_started else 0
 
     def _needed(self, num_tokens: int, found: list[int]) -> int:
-        """Free blocks it takes to hold so many tokens, those found in the free line included."""
+        """Free blocks needed to hold `num_tokens` tokens, counting found blocks in the free line."""
         needed = self.blocks_for(num_tokens) - len(found)
         return needed + sum(not self._references[block] for block in found)
 
@@ -367,7 +368,7 @@ class KvPool:
         table.started = False
 
     def _let_go(self, blocks: Sequence[int]) -> None:
-        """One holder less for each block; those without any join the line, the last of them first."""
+        """Remove one holder of each block; blocks without holders join the line, the last of them first."""
         free, references, key_of = self._free, self._references, self._key_of
         for block in reversed(blocks):
             references[block] -= 1
@@ -378,7 +379,7 @@ class KvPool:
 
     @property
     def num_pins(self) -> int:
-        """Blocks pinned, once for each copy."""
+        """Number of pins; a block counts once for each copy."""
         return self._pins.total()
 
     def check(self, residents: Sequence[Job]) -> None:

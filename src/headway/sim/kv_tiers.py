@@ -1,4 +1,4 @@
-"""KV memory beside a simulated engine's device: host memory to swap to, or the store of a KV connector."""
+"""KV memory beside a simulated engine's device: host memory for swaps, or the store of a KV connector."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.sim.kv_pool import BlockKey, KvPool
 
 
 class _BesideDevice:
-    """What `core.fill` and the engine ask of KV memory, answered by `pool` as long as nothing leaves the device."""
+    """Answers what `core.fill` and the engine ask about KV memory, from `pool`, while nothing leaves the device."""
 
     def __init__(self, pool: KvPool) -> None:
         self.pool = pool
@@ -25,11 +25,11 @@ class _BesideDevice:
 
     @property
     def blocks_coming_free(self) -> int:
-        """Device blocks that nothing but copies holds."""
+        """Device blocks that only copies hold."""
         return self.pool.blocks_coming_free
 
     def ready(self, job: Job) -> Reason | None:
-        """Why a waiting job is passed over."""
+        """Why a waiting job is skipped."""
         return self.pool.ready(job)
 
     def grow(self, job: Job, num_tokens: int) -> bool:
@@ -38,7 +38,7 @@ class _BesideDevice:
 
 
 class HostTier(_BesideDevice):
-    """KV memory of an engine that can swap: `pool` on the device, `copies` to the host and back."""
+    """KV memory of an engine with swaps: `pool` on the device, `copies` to the host and back."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class HostTier(_BesideDevice):
 
     @property
     def busy(self) -> bool:
-        """Whether copies are under way, or a host copy is of use until a step has run."""
+        """Whether copies are under way, or a host copy is needed until a step has run."""
         return self.copies.busy or self.copies.awaited
 
     def ready(self, job: Job) -> Reason | None:
-        """Why a waiting or swapped job is passed over: a swapped one until all of it is on the host."""
+        """Why a waiting or swapped job is skipped; a swapped one until all of it is on the host."""
         not_ready = self.pool.ready(job)
         if not_ready is not None or job.state is not JobState.SWAPPED:
             return not_ready
@@ -90,7 +90,7 @@ class HostTier(_BesideDevice):
         return self.pool.cached_tokens(job)
 
     def start(self, job: Job, num_tokens: int) -> Reason | None:
-        """Allocate for a waiting job as the pool; a swapped one comes back, and runs if all of it is there."""
+        """Allocate for a waiting job as the pool does; a swapped job comes back, and runs if all of its KV is there."""
         if job.state is not JobState.SWAPPED:
             return self.pool.start(job, num_tokens)
         return self._bring_back(job, num_tokens)
@@ -100,7 +100,7 @@ class HostTier(_BesideDevice):
         return self._bring_back(job, 0)
 
     def _bring_back(self, job: Job, num_tokens: int) -> Reason | None:
-        """Allocate for a swapped job and start its copies; with `num_tokens` more if there are none to wait for."""
+        """Allocate for a swapped job and start its copies; add `num_tokens` if there are no copies to wait for."""
         saved = job.num_computed_tokens
         waits = self._waits(job)
         misfit = self.pool.restore(job, saved, waits=waits)
@@ -124,28 +124,28 @@ class HostTier(_BesideDevice):
         return misfit
 
     def offload(self, job: Job) -> Reason | None:
-        """Start to copy what the host lacks of a resident."""
+        """Start copying what the host lacks of a resident."""
         return self.copies.offload(job)
 
     def release(self, job: Job, fate: Fate) -> Fate:
-        """Take a job's blocks away: dropped at once, swapped when their copy is done; a full host drops them."""
+        """Take a job's blocks away: at once if dropped, after the copy if swapped; a full host forces a drop."""
         fate = self.copies.leave(job, fate)
         self.pool.release(job, fate)
         self.copies.advance(job)
         return fate
 
     def evict(self, job: Job) -> Fate:
-        """Take a victim's blocks away without waiting for a copy: put back if the host has all, else dropped."""
+        """Take a victim's blocks away without waiting for a copy: swapped if the host has everything, else dropped."""
         return self.release(job, self.copies.shortage_fate(job))
 
     def forget(self, job: Job) -> None:
-        """Drop a job that has ended."""
+        """Remove an ended job."""
         self.pool.release(job, Fate.RECOMPUTE)
         self.copies.forget(job)
         self.pool.forget(job)
 
     def take_copies(self) -> list[Copy]:
-        """The copies that have started since this was last asked."""
+        """The copies that started since the last call."""
         copies, self.copies.started = self.copies.started, []
         return copies
 
@@ -154,17 +154,17 @@ class HostTier(_BesideDevice):
         self.copies.finish(copy)
 
     def check(self, residents: Sequence[Job]) -> None:
-        """Assert that blocks are conserved on both sides and that nothing is kept for no job."""
+        """Assert that blocks are conserved on both sides and that nothing is kept for ended jobs."""
         self.pool.check(residents)
         assert self.pool.num_pins == self.copies.num_pinned
         self.copies.check(residents)
 
 
 class BlockStore:
-    """Which KV blocks a store holds, by their contents; the least recently used ones make room for others.
+    """The KV blocks in a store, by contents; the least recently used make room for new ones.
 
-    A block counts from when its room is reserved, and can be found once it is stored. Blocks that are being loaded
-    stay. Costs: O(blocks named), and O(blocks being loaded) more where room is short.
+    A block counts from its reservation, and can be found once stored. Blocks being loaded stay. Costs: O(blocks named),
+    and O(blocks being loaded) more if room is short.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -178,9 +178,9 @@ class BlockStore:
         return key in self._held
 
     def reserve(self, keys: Sequence[BlockKey]) -> list[BlockKey]:
-        """Use a sequence's blocks, and make room for those that the store lacks; returns the ones to be stored.
+        """Use a sequence's blocks and make room for those that the store lacks; return the blocks to store.
 
-        Blocks of the sequence itself make no room: if there is too little, its last blocks are left out.
+        The sequence's own blocks make no room: if there is too little, its last blocks are left out.
         """
         self._use(keys)
         lacking = [key for key in dict.fromkeys(keys) if not (key in self._held or key in self._coming)]
@@ -190,24 +190,24 @@ class BlockStore:
         return wanted
 
     def stored(self, keys: Sequence[BlockKey]) -> None:
-        """Reserved blocks have come."""
+        """Reserved blocks have arrived."""
         self._coming.difference_update(keys)
         self._held.update(dict.fromkeys(reversed(keys)))
 
     def load(self, keys: Sequence[BlockKey]) -> None:
-        """A load of held blocks begins: they are used, and stay until it ends."""
+        """A load of held blocks begins: they count as used, and stay until it ends."""
         self._use(keys)
         self._loading.update(keys)
 
     def loaded(self, keys: Sequence[BlockKey]) -> None:
-        """That load has ended."""
+        """A load has ended."""
         self._loading.subtract(keys)
         for key in keys:
             if not self._loading[key]:
                 del self._loading[key]
 
     def _use(self, keys: Sequence[BlockKey]) -> None:
-        """The last block of a sequence is the first of it to make room: without it the others still serve."""
+        """Mark blocks as used. The last block of a sequence is evicted first: the others are useful without it."""
         for key in reversed(keys):
             if key in self._held:
                 self._held.move_to_end(key)
@@ -221,22 +221,22 @@ class BlockStore:
             del self._held[key]
 
     def check(self) -> None:
-        """Assert that no block counts twice, that all fit, and that what is loaded is there."""
+        """Assert that no block counts twice, that all fit, and that loading blocks are present."""
         assert not self._coming & self._held.keys()
         assert len(self._held) + len(self._coming) <= self.num_blocks
         assert self._loading.keys() <= self._held.keys()
 
 
 class KvStore(_BesideDevice):
-    """What `core.fill` asks, of `pool` on the device and a connector's store.
+    """Answers `core.fill` from `pool` on the device and a connector's store.
 
-    Full blocks of a job that ends or is preempted go to the store, beside the steps; on the device they can be found,
-    but are not taken for others, until the store has them. A job whose tokens the store holds beyond those found on the
-    device starts with a load: it is resident and `restoring`, holds its blocks, and gets no tokens until the load has
-    ended (vLLM's WAITING_FOR_REMOTE_KVS; here it takes a worker slot too). As in vLLM it leaves room for every prompt
-    that has begun, since it cannot be evicted, and its blocks can be found by others once they are loaded.
+    Full blocks of a job that ends or is preempted go to the store beside the steps; on the device they can be found,
+    but are not reused until the store has them. A job of which the store holds more than the device starts with a load:
+    it is resident and `restoring`, holds its blocks, and gets no tokens until the load has ended (vLLM's
+    WAITING_FOR_REMOTE_KVS; here it takes a worker slot too). As in vLLM it leaves room for every prompt in progress,
+    since it cannot be evicted, and others find its blocks once they are loaded.
 
-    Of the store's copies, `host_blocks` are the keys of their blocks.
+    In the store's copies, `host_blocks` are the keys of their blocks.
     """
 
     def __init__(self, pool: KvPool, num_blocks: int) -> None:
@@ -267,7 +267,7 @@ class KvStore(_BesideDevice):
         """Whether a block of a waiting job's tokens, by its index, is on the device or in the store. O(1)."""
         return self.pool.finds(job, index) or self.store.holds(self.pool.key(job, index))
 
-    # ---- what core.fill asks -----------------------------------------------------------------------
+    # ---- called by core.fill -----------------------------------------------------------------------
 
     def misfit(self, job: Job) -> Reason | None:
         """Which memory check a waiting job would fail now."""
@@ -280,14 +280,14 @@ class KvStore(_BesideDevice):
         return self._looked_up[1]
 
     def _look_up(self, job: Job) -> tuple[int, list[BlockKey]]:
-        """The tokens found, and the blocks that the store holds beyond the device."""
+        """The found tokens, and the blocks that the store holds beyond the device."""
         found, size = self.pool.cached_tokens(job), self.pool.block_size
         beyond = self._keys(job, range(found // size, (job.num_tokens - 1) // size))
         keys = list(takewhile(self.store.holds, beyond))
         return found + len(keys) * size, keys
 
     def start(self, job: Job, num_tokens: int) -> Reason | None:
-        """Allocate for a waiting job as the pool, or for what the store holds of it, and start the load."""
+        """Allocate for a waiting job as the pool does, or for what the store holds of it, and start the load."""
         looked_up, known, keys = self._looked_up
         if looked_up is not job:
             known, keys = self._look_up(job)
@@ -319,26 +319,26 @@ class KvStore(_BesideDevice):
         return self.pool.release(job, fate)
 
     def evict(self, job: Job) -> Fate:
-        """As `release`."""
+        """Same as `release`."""
         return self.release(job, Fate.RECOMPUTE)
 
     def offload(self, job: Job) -> Reason | None:
-        """There is no host memory of the policy's own."""
+        """Refused: the policy has no host memory."""
         return self.pool.offload(job)
 
     def prefetch(self, job: Job) -> Reason | None:
-        """There is no host memory of the policy's own."""
+        """Refused: the policy has no host memory."""
         return self.pool.prefetch(job)
 
-    # ---- what the engine asks ----------------------------------------------------------------------
+    # ---- called by the engine ----------------------------------------------------------------------
 
     def forget(self, job: Job) -> None:
-        """Drop a job that has ended, once the store has what it lacked of it."""
+        """Remove an ended job, once the store has what it lacked of it."""
         self._keep(job)
         self.pool.forget(job)
 
     def take_copies(self) -> list[Copy]:
-        """The stores and loads that have started since this was last asked."""
+        """The stores and loads that started since the last call."""
         copies, self._started = self._started, []
         return copies
 
@@ -355,7 +355,7 @@ class KvStore(_BesideDevice):
             self.pool.cache(copy.job, copy.num_tokens)
 
     def _keep(self, job: Job) -> None:
-        """Send the store what it lacks of a job that gives up its blocks; nothing of one that is still loading."""
+        """Store the missing blocks of a job that gives up its blocks; none of a job that is still loading."""
         self._returned.pop(job, None)
         if self._restoring.pop(job, None) is not None:
             return

@@ -1,4 +1,4 @@
-"""Sources of predicted answer lengths for a simulation: real predictors, and ones made from the true lengths."""
+"""Sources of predicted answer lengths for a simulation: real predictors, and some derived from true lengths."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from headway.traces import TraceRequest
 
 
 class LengthSource(Protocol):
-    """Asked once for each request, as it arrives, and told when it ends."""
+    """A source of lengths: asked once for each arriving request, and told of each end."""
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
-        """How long the answer will probably be; None if unknown."""
+        """Predict the answer's length; None if unknown."""
         ...
 
     def ended(self, request: TraceRequest, *, finished: bool) -> None:
-        """A request that was asked about is over; if `finished`, the source may learn its output tokens."""
+        """A request ended; if it `finished`, the source may learn its output tokens."""
         return
 
 
 class AskedPredictor:
-    """A real predictor, shown only what a server would know; what finished becomes known as it finishes.
+    """A real predictor that sees only what a server would know, and learns from answers as they finish.
 
-    Instruction and input are told apart as a server does. What was known of a request is kept until it ends.
+    Instruction and input are told apart as a server does. The facts about a request are kept until it ends.
     """
 
     def __init__(self, predictor: LengthPredictor) -> None:
@@ -39,7 +39,7 @@ class AskedPredictor:
         self._asked: dict[str, RequestFacts] = {}
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
-        """What the predictor says."""
+        """The predictor's estimate."""
         facts = self._asked[request.id] = self._prefixes.facts(
             request.prompt or "",
             num_prompt_tokens=request.input_tokens,
@@ -49,57 +49,57 @@ class AskedPredictor:
         return self._predictor.predict(facts)
 
     def ended(self, request: TraceRequest, *, finished: bool) -> None:
-        """The predictor learns from answers that finished."""
+        """Let the predictor learn from a finished answer."""
         facts = self._asked.pop(request.id)
         if finished:
             self._predictor.observe(facts, request.output_tokens)
 
 
 class RecordedLengths:
-    """A source whose predictions are written down in `said`, by request."""
+    """A source that records its predictions in `said`, by request."""
 
     def __init__(self, source: LengthSource) -> None:
         self.said: dict[str, LengthEstimate] = {}
         self._source = source
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
-        """What the source says."""
+        """The wrapped source's estimate, which is recorded."""
         found = self._source.predict(request, max_output_tokens)
         if found is not None:
             self.said[request.id] = found
         return found
 
     def ended(self, request: TraceRequest, *, finished: bool) -> None:
-        """The source learns."""
+        """Let the wrapped source learn."""
         self._source.ended(request, finished=finished)
 
 
 class GivenLengths(LengthSource):
-    """Predictions that were made before."""
+    """Predictions made in advance."""
 
     def __init__(self, said: Mapping[str, LengthEstimate]) -> None:
         self._said = said
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate | None:
-        """What was said of it."""
+        """The given estimate."""
         return self._said.get(request.id)
 
 
 CALIBRATED_ON = 2_000
-"""Requests, evenly spread over the trace, on which a noise is made to give the tau that was asked for."""
+"""Requests, evenly spread over the trace, on which the noise is calibrated to the requested tau."""
 _TAIL_Z = NormalDist().inv_cdf(1 - TAIL)
 _MOST_NOISE = 20.0
 _HALVINGS = 40
 FALSE_CONFIDENCE = 1.05
-"""How near a broken prediction claims to be, either way."""
+"""Width that a broken prediction claims, as a factor either way."""
 
 
 class NoisyOracle(LengthSource):
-    """The true length times a log-normal noise of its own for each request, as large as gives `tau`.
+    """The true length times log-normal noise of its own for each request, sized to give `tau`.
 
-    `tau` is Kendall's, between predicted and true lengths, 1 for exact. The noise of a request follows from
-    `seed` and its id alone, so a prediction does not depend on what else is asked. The interval is honest: eight
-    true lengths in ten are within it, since its width is the noise's.
+    `tau` is Kendall's, between predicted and true lengths; 1 is exact. A request's noise follows from `seed` and its id
+    alone, so a prediction does not depend on other questions. The interval is honest: its width is the noise's, so
+    eight true lengths in ten are inside.
     """
 
     def __init__(self, requests: Sequence[TraceRequest], tau: float, seed: int = 0) -> None:
@@ -109,7 +109,7 @@ class NoisyOracle(LengthSource):
         self.noise = 0.0 if tau == 1 else self._noise_for(tau, requests)
 
     def _noise_for(self, tau: float, requests: Sequence[TraceRequest]) -> float:
-        """The deviation of the logarithm that gives `tau` on these requests, by halving: tau falls as it grows."""
+        """Find by bisection the log deviation that gives `tau` on these requests; tau falls as it grows."""
         some = requests[:: max(1, len(requests) // CALIBRATED_ON)]
         known = [(request.output_tokens, self._draw(request)) for request in some]
         low, high = 0.0, _MOST_NOISE
@@ -123,17 +123,17 @@ class NoisyOracle(LengthSource):
         return Random(f"{self._seed} {request.id}").gauss(0.0, 1.0)
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate:
-        """The noisy length, and how noisy it is."""
+        """The noisy length, with the noise as width."""
         tokens = request.output_tokens * exp(self.noise * self._draw(request))
         reach = exp(self.noise * _TAIL_Z)
         return LengthEstimate(tokens, tokens / reach, tokens * reach)
 
 
 class Broken(LengthSource):
-    """Predictions that are wrong in one way, and sure of themselves: within 5 % either way, they say.
+    """Predictions that are wrong in one way, and claim to be within 5 % either way.
 
-    Ways: `reversed`, the longest answers called the shortest; `constant`, all alike; `random`; and `turning`, exact
-    for the first half of the trace, so that they are believed, and then reversed.
+    Ways: `reversed`, the longest answers called the shortest; `constant`, all equal; `random`; and `turning`, exact for
+    the first half of the trace, so that they are trusted, and then reversed.
     """
 
     def __init__(self, requests: Sequence[TraceRequest], way: str, seed: int = 0) -> None:
@@ -148,7 +148,7 @@ class Broken(LengthSource):
         self.seed = seed
 
     def predict(self, request: TraceRequest, max_output_tokens: int) -> LengthEstimate:
-        """The wrong length, and that it is right."""
+        """The wrong length, with a narrow interval."""
         tokens = self._way(self, request)
         return LengthEstimate(tokens, tokens / FALSE_CONFIDENCE, tokens * FALSE_CONFIDENCE)
 

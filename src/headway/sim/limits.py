@@ -1,4 +1,4 @@
-"""What a simulated engine is configured with: its sizes, and the KV tier beside it."""
+"""Configuration of a simulated engine: its sizes, and the KV tier beside it."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _WITH_WINDOWS = "with a model whose layers have sliding windows, whose blocks ar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
-    """Sizes of one engine, by the names of vLLM's own flags where it has one.
+    """Sizes of one engine, named like vLLM's own flags where these exist.
 
-    `num_blocks` counts usable KV blocks (vLLM's own count has one more, its null block). `batch_width` is
-    how many requests a step may run, None for as many as may be resident (`max_num_seqs`).
+    `num_blocks` counts usable KV blocks (vLLM's own count has one more, its null block). `batch_width` is how many
+    requests a step may run; None for `max_num_seqs`.
 
-    `max_cudagraph_capture_size` is 0 where there are no CUDA graphs, None for what vLLM takes by itself.
-    `host_blocks` is room for copies of KV in host memory. Jobs on their way back from there, or back and not
-    yet run, hold at most `restore_share` (0 to 1) of the KV blocks, or there is only one of them. `kv_groups` are the
-    groups of layers that share the blocks, of a model with sliding windows; empty where all layers keep all tokens.
+    `max_cudagraph_capture_size` is 0 without CUDA graphs, None for vLLM's own choice. `host_blocks` is room for KV
+    copies in host memory. Jobs on their way back from the host, or back and not yet run, hold at most `restore_share`
+    (0 to 1) of the KV blocks, unless there is only one such job. `kv_groups` are the groups of layers that share the
+    blocks in a model with sliding windows; empty if all layers keep all tokens.
     """
 
     num_blocks: int
@@ -60,19 +60,19 @@ class EngineLimits:
 
     @property
     def graphed_tokens(self) -> int:
-        """Tokens of a step that CUDA graphs hold at most."""
+        """Most tokens of a step that CUDA graphs hold."""
         if self.max_cudagraph_capture_size is None:
             return captured_tokens(self.max_num_seqs, self.max_num_batched_tokens)
         return min(self.max_cudagraph_capture_size, self.max_num_batched_tokens)
 
     @property
     def depth(self) -> int:
-        """Steps in flight at most: vLLM's `max_concurrent_batches`."""
+        """Most steps in flight: vLLM's `max_concurrent_batches`."""
         return 2 if self.asynchronous else self.pipeline_stages
 
     @property
     def max_run(self) -> int:
-        """Requests a step may run."""
+        """Requests that a step may run."""
         return min(self.batch_width or self.max_num_seqs, self.max_num_seqs)
 
     @property
@@ -89,9 +89,9 @@ _MOST_GIB = 1 << 20
 class KvTier:
     """Memory outside the device in which a KV connector keeps blocks: `--kv-offloading-size`, LMCache and the like.
 
-    `gib` is its size. A transfer takes `latency_ms`, then its bytes at `gib_per_s`, each direction by itself; None
-    means as fast as the host memory of the simulated machine. Sizes and speeds are those of one GPU, until
-    `of_engine` makes them those of an engine.
+    `gib` is its size. A transfer takes `latency_ms`, then its bytes at `gib_per_s`, each direction separately; None
+    means as fast as the simulated machine's host memory. Sizes and speeds are for one GPU; `of_engine` converts them to
+    an engine.
     """
 
     gib: float
@@ -107,16 +107,16 @@ class KvTier:
             raise ConfigError(f"latency_ms of the KV tier is {self.latency_ms:g}; accepted: 0 or more")
 
     def of_engine(self, gpus: int) -> KvTier:
-        """The tier of an engine of so many GPUs, each of which has its share and its own link."""
+        """The tier of an engine with `gpus` GPUs, each with its share and its own link."""
         gib_per_s = None if self.gib_per_s is None else gpus * self.gib_per_s
         return replace(self, gib=gpus * self.gib, gib_per_s=gib_per_s)
 
     def num_blocks(self, block_bytes: int) -> int:
-        """Whole KV blocks that it holds."""
+        """Whole KV blocks that fit."""
         return int(self.gib * _GIB) // block_bytes
 
     def link(self, host: TransferModel) -> TransferModel:
-        """What a transfer takes, where `host` is what a copy between device and host memory takes."""
+        """The cost of a transfer, given the cost `host` of a copy between device and host memory."""
         start_s = host.start_s if self.latency_ms is None else self.latency_ms / 1000
         bytes_per_s = host.bytes_per_s if self.gib_per_s is None else self.gib_per_s * _GIB
         return TransferModel(start_s=start_s, bytes_per_s=bytes_per_s)
@@ -130,7 +130,7 @@ class KvTier:
 
 
 def parse_kv_tier(text: str) -> KvTier:
-    """The tier that a line of text describes; ConfigError for a part that is not accepted.
+    """Parse a tier. Raises ConfigError for a part that is not accepted.
 
     >>> parse_kv_tier("gib=200/gib_per_s=20")
     KvTier(gib=200.0, gib_per_s=20.0, latency_ms=None)

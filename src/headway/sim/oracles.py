@@ -1,4 +1,4 @@
-"""Clairvoyant references: what a scheduler could do if every answer's length were known."""
+"""Clairvoyant references: what a scheduler could do if it knew every answer's length."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from headway.policies.policy import Policy
 from headway.policies.protocols import Order
 
 DECODES_A_STEP = 8
-"""Answers that share a step, in the estimate of what a token costs; with 16 the demo stream's mean time is 2 % less."""
+"""Answers that share a step in the estimate of a token's cost; with 16 the demo stream's mean time is 2 % less."""
 
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What no policy has: the true output tokens by request id. It exists in the simulator alone."""
+    """The true output tokens by request id, which no policy has. Exists only in the simulator."""
 
     output_tokens: Mapping[str, int]
     cost: CostModel
 
     def work_s(self, job: Job) -> float:
-        """Engine time a job still needs: its prefill, and a share of a step for each token to come.
+        """Engine time that a job still needs: its prefill, and a share of a step for each token to come.
 
-        Until the cost model has seen a few steps tokens to come stand for time.
+        Until the cost model has seen a few steps, tokens to come stand for time.
         """
         step_s = self.cost.prefill_s(1)
         to_come = self.output_tokens[job.id] - job.num_output_tokens
@@ -40,31 +40,31 @@ class Knowledge:
         return prefill_s + to_come * step_s / DECODES_A_STEP
 
     def lost_work_s(self, job: Job) -> float:
-        """Engine time that dropping a resident's KV throws away."""
+        """Engine time lost by dropping a resident's KV."""
         return self.cost.prefill_s(max(1, job.num_computed_tokens))
 
 
 Rank = Callable[[Knowledge, Sequence[Job], float], list[Job]]
-"""Jobs, most deserving first, at an instant; ties end in (arrival, id)."""
+"""Sorts jobs at an instant, most deserving first; ties end in (arrival, id)."""
 Worth = Callable[[Knowledge, Job, Job, float], bool]
 """Whether a newcomer is worth a resident's KV at an instant."""
 
 
 def shortest_work(known: Knowledge, jobs: Sequence[Job], now_s: float) -> list[Job]:
-    """The least work left first: SRPT (Schrage 1968), which minimises the mean time on a single server."""
+    """Least remaining work first: SRPT (Schrage 1968), which minimises the mean time on a single server."""
     return sorted(jobs, key=lambda job: (known.work_s(job), job.arrival_s, job.id))
 
 
 def saves_work(known: Knowledge, newcomer: Job, resident: Job, now_s: float) -> bool:
-    """Whether what the newcomer needs, and what the resident would lose, is less than what that one needs."""
+    """Whether the newcomer's work and the resident's loss together are less than the resident's remaining work."""
     return known.work_s(newcomer) + known.lost_work_s(resident) < known.work_s(resident)
 
 
 def most_on_time(known: Knowledge, jobs: Sequence[Job], now_s: float) -> list[Job]:
     """The largest set of jobs that can all be on time, earliest due first; then the others by work.
 
-    In order of their due times, whenever one would be late the longest so far is given up: the fewest late
-    jobs on a single server. Source: Moore 1968.
+    Goes by due time; whenever a job would be late, the longest so far is given up: this gives the fewest late jobs on a
+    single server. Source: Moore 1968.
     """
     on_time: list[tuple[float, Job]] = []
     given_up: list[Job] = []
@@ -91,7 +91,7 @@ def saves_a_target(known: Knowledge, newcomer: Job, resident: Job, now_s: float)
 
 
 class ClairvoyantOrder:
-    """Ranks anew each time: what is best depends on how much is still to come. O(n log n) or O(n^2)."""
+    """Ranks from scratch each time, since the best order depends on the remaining work. O(n log n) or O(n^2)."""
 
     def __init__(self, known: Knowledge, rank: Rank) -> None:
         self._known = known
@@ -107,32 +107,32 @@ class ClairvoyantOrder:
         del self._waiting[job]
 
     def end(self, job: Job) -> None:
-        """Nothing is kept."""
+        """Nothing: no state is kept."""
 
     def touch(self, job: Job) -> None:
-        """Nothing is stored that could be out of date."""
+        """Nothing: no stored state can be out of date."""
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k waiting jobs."""
         return self._rank(self._known, list(self._waiting), now_s)[:k]
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` by the rule."""
+        """Sort `jobs` by the rule."""
         return self._rank(self._known, jobs, now_s)
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known: work falls as answers grow."""
+        """Unknown: work falls as answers grow."""
         return -inf
 
     def observe(self, outcome: StepOutcome) -> None:
-        """There is nothing left to learn."""
+        """Nothing: there is nothing left to learn."""
 
 
 class Displacing:
-    """The top jobs run, and one that lacks a slot or blocks displaces residents it is worth more than.
+    """Runs the top jobs; one that lacks a slot or blocks displaces residents that are worth less.
 
-    The lowest ranked go first, as few as make room, and none if all of them would not do; they compute
-    their KV again later. It is batching and eviction in one. O(residents log residents).
+    The lowest-ranked are displaced first, as few as possible, and none if all of them would not make enough room; they
+    compute their KV again later. Acts as batching and eviction in one. O(residents log residents).
     """
 
     serial = False
@@ -143,7 +143,7 @@ class Displacing:
         self._top = TopJobs()
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """The top jobs, or first of all the newcomer that displaces a resident."""
+        """Plan the top jobs, or only make room for the newcomer that displaces residents."""
         plan = self._top.plan(view, order, leaving)
         newcomer = next((job for job in order.top(1, view.now_s) if job not in leaving), None)
         if newcomer is None or view.admissible(newcomer):
@@ -160,7 +160,7 @@ class Displacing:
         return plan
 
     def _victims(self, view: StepView, newcomer: Job, below: Sequence[Job]) -> list[Job]:
-        """The fewest of the lowest ranked that make room; empty if room cannot be made or is there."""
+        """The fewest lowest-ranked jobs that make room; empty if room cannot be made or exists already."""
         slots = view.max_resident - len(view.residents)
         blocks = view.free_blocks - view.blocks(newcomer.num_tokens)
         victims: list[Job] = []
@@ -173,15 +173,15 @@ class Displacing:
         return victims if slots > 0 and blocks >= 0 else []
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """The plan, which says already what it displaces."""
+        """The plan as it is, since it contains the displaced jobs already."""
         return plan
 
     def next_change_s(self, view: StepView) -> float:
-        """As long as the order stands."""
+        """As long as the order stays as it is."""
         return inf
 
     def observe(self, outcome: StepOutcome) -> None:
-        """There is nothing left to learn."""
+        """Nothing: there is nothing left to learn."""
 
 
 def _oracle(name: str, rank: Rank, worth: Worth, output_tokens: Mapping[str, int], cost: CostModel) -> Policy:
@@ -194,4 +194,4 @@ ORACLES: Mapping[str, Callable[[Mapping[str, int]], Callable[[CostModel], Policy
     "srpt-oracle": partial(partial, _oracle, "srpt-oracle", shortest_work, saves_work),
     "edf-oracle": partial(partial, _oracle, "edf-oracle", most_on_time, saves_a_target),
 }
-"""By name: from the true lengths to a maker of policies."""
+"""Name -> a function from the true lengths to a maker of policies."""

@@ -1,4 +1,4 @@
-"""A whole run: requests in, records out."""
+"""Runs a whole simulation: requests in, records out."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ PolicyFactory = Callable[[CostModel], Policy]
 """Makes one engine's policy, given the cost model that learns beside it."""
 
 Policies = PolicyFactory | Mapping[str, PolicyFactory]
-"""One for all engines, or one for each pool."""
+"""One factory for all engines, or one for each pool."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class System:
-    """What serves: `instances` equal engines of the same limits and costs behind a router, or those of `pools`.
+    """The simulated system: `instances` equal engines behind a router, or the engines of `pools`.
 
-    Each has a `kv_tier` of its own, of the size of an engine's, if there is one. ConfigError where it cannot have it.
+    Each engine has its own `kv_tier`, if there is one. Raises ConfigError if an engine cannot have it.
     """
 
     limits: EngineLimits
@@ -70,22 +70,22 @@ class System:
 
     @property
     def block_bytes(self) -> int:
-        """Of a KV block, on all GPUs of an engine."""
+        """Bytes of a KV block, over all GPUs of an engine."""
         return self.limits.block_size * self.calibration.kv_bytes_per_token
 
     @property
     def store_blocks(self) -> int:
-        """KV blocks that an engine's tier holds; 0 without one."""
+        """KV blocks in an engine's tier; 0 without one."""
         return 0 if self.kv_tier is None else self.kv_tier.num_blocks(self.block_bytes)
 
     @property
     def step(self) -> StepSeconds:
-        """What steps take on one engine."""
+        """The step times of one engine."""
         return self.calibration.step_with(self.limits.graphed_tokens)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the engines are called: by pool and number, or by number alone."""
+        """Names of the engines: pool and number, or number alone."""
         if self.pools is None:
             return tuple(map(str, range(self.instances)))
         return instance_names(self.pools)
@@ -93,14 +93,14 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class SimulatedRun:
-    """What a run did: where its clock stopped, each instance's totals, and the records, if nothing else took them."""
+    """The result of a run: the final time, each instance's totals, and the records unless `on_record` took them."""
 
     end_s: float
     totals: dict[str, EngineTotals]
     records: list[Record]
 
     def total(self, count: str) -> int:
-        """A count of `EngineTotals`, over all instances."""
+        """A count of `EngineTotals`, summed over all instances."""
         return sum(getattr(totals, count) for totals in self.totals.values())
 
 
@@ -119,18 +119,18 @@ def simulate(
     lengths: LengthSource | None = None,
     elastic: ElasticFleet | None = None,
 ) -> SimulatedRun:
-    """Serve `requests` (in order of arrival) to their end. The same arguments give the same records.
+    """Serve `requests` (in order of arrival) to their end. Equal arguments give equal records.
 
-    Turns with a think time arrive so long after the answer before them. `on_record` gets each record as its request
-    ends or moves; else they are in the run. With pools, `policy` has a factory for each; a request that an engine hands
-    off arrives at another in the same instant, with what is left of its targets, as the router decides.
-    `max_output_tokens` is the limit policies see where a request declares none.
+    Turns with a think time arrive that long after the previous answer. `on_record` gets each record when its request
+    ends or moves; without it the records are in the result. With pools, `policy` has a factory for each. A request that
+    an engine hands off arrives at another in the same instant, with the rest of its targets, as the router decides.
+    `max_output_tokens` is the limit that policies see if a request declares none.
 
-    The clock is the calibration's law with residuals drawn by `seed`. The policies' cost model starts from nothing (a
-    KV tier's loads: from the host's link) and learns from finished steps and copies. `lengths` predicts answers;
-    instances come and go as `elastic` decides. `shortcut` steps over stretches in which nothing changes, with the same
-    records; a `watch` or `watcher` switches it off. `check` asserts the invariants at each step. Raises SimulationError
-    if a policy leaves work lying, TraceError for too long a request, ConfigError for a pool without a policy.
+    Step times are the calibration's law with residuals drawn by `seed`. The policies' cost model starts empty (for a KV
+    tier's loads: from the host's link) and learns from finished steps and copies. `lengths` predicts answers; `elastic`
+    decides when instances come and go. `shortcut` skips stretches in which nothing changes, with the same records; a
+    `watch` or `watcher` disables it. `check` asserts the invariants at each step. Raises SimulationError if a policy
+    leaves work undone, TraceError for too long a request, ConfigError for a pool without a policy.
     """
     loop = EventLoop()
     cluster = Cluster(
@@ -195,7 +195,7 @@ def _instance(
     horizon_s: Callable[[], float],
     watch: StepObserver | None,
 ) -> Instance:
-    """The engine with a clock and copiers of its own; `cost` learns from what they do."""
+    """Make an engine with a clock and copiers of its own; `cost` learns from what they do."""
     calibration = system.calibration
     return Instance(
         engine,
@@ -212,7 +212,7 @@ def _instance(
 
 
 def _unlearned(system: System) -> LearnedCost:
-    """What a policy knows of cost before anything has run: of a tier's loads, the link to the host."""
+    """A policy's cost model before anything has run: for a tier's loads, the link to the host."""
     costs, limits = system.calibration, system.limits
     return LearnedCost(
         steps=StepTimeModel(costs.model, graphed_tokens=limits.graphed_tokens),
@@ -222,7 +222,9 @@ def _unlearned(system: System) -> LearnedCost:
 
 
 def _lessons(system: System, cost: LearnedCost) -> dict[Direction, LearnCopy]:
-    """Which model learns of the copies of each direction; what a store takes, no policy asks."""
+    """Which model learns from the copies of each direction; a store's copies teach none, since no policy asks about
+    them.
+    """
     if not system.store_blocks:
         return {Direction.TO_HOST: cost.to_host.observe, Direction.TO_DEVICE: cost.to_device.observe}
     block_size = system.limits.block_size
@@ -232,7 +234,7 @@ def _lessons(system: System, cost: LearnedCost) -> dict[Direction, LearnCopy]:
 
 
 def _factory(policy: Policies, name: str) -> PolicyFactory:
-    """Makes the policy of an engine, which its pool has a name for; ConfigError if it has none."""
+    """The policy factory of an engine, found by its pool. Raises ConfigError if its pool has none."""
     if not isinstance(policy, Mapping):
         return policy
     pool = pool_of(name)

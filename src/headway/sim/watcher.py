@@ -1,4 +1,4 @@
-"""Following a run step by step without changing it; one request's story, and why it took as long."""
+"""Follows a run step by step without changing it, to tell one request's story."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from headway.policies.protocols import Batching, Learning, Order
 
 @dataclass(frozen=True, slots=True)
 class ObservedStep:
-    """One step at the moment it was scheduled; jobs are live, and stand as the step left them.
+    """One step at the moment it was scheduled. Jobs are live, in the state after the step.
 
-    `view` is what it was planned on, `residents` those of before the step; `order` and the view's waiting are of after
-    it. `cost` is what the policy knows of cost. Read only, and only while the watcher is being told.
+    `view` is what the step was planned on, and `residents` those before the step; `order` and the view's waiting jobs
+    are from after it. `cost` is the policy's cost model. Read only, and valid only during the call.
     """
 
     instance: str
@@ -48,30 +48,30 @@ class ObservedStep:
 
 
 class Watcher(Protocol):
-    """Follows a run; what it does must not change any job or policy."""
+    """Follows a run; must not change any job or policy."""
 
     def saw(self, sight: ObservedStep) -> None:
         """A step was scheduled, or nothing could be."""
         ...
 
     def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
-        """The output of a step is about to be processed; it was scheduled at `started_s`."""
+        """A step's output is about to be processed; it was scheduled at `started_s`."""
         ...
 
     def ended(self, record: Record) -> None:
-        """A request has ended."""
+        """A request ended."""
         ...
 
 
 def watched(policy: Policy, watcher: Watcher, instance: str, cost: CostModel) -> Policy:
-    """The policy of an instance, now telling `watcher` of every step; `cost` is what the policy was built with."""
+    """Wrap an instance's policy so that it tells `watcher` of every step; `cost` is the policy's cost model."""
     policy.batching = _WatchedBatching(policy.batching, instance, cost, watcher.saw)
     policy.uses_costs = True
     return policy
 
 
 class _WatchedBatching:
-    """A batching that plans as the one inside; a policy tells its batching of each step last of all."""
+    """A batching that plans like the wrapped one. A policy informs its batching last of each step."""
 
     def __init__(
         self, inner: Batching, instance: str, cost: CostModel, saw: Callable[[ObservedStep], None]
@@ -83,21 +83,21 @@ class _WatchedBatching:
         self._seen: tuple[StepView, Sequence[Job], Order] | None = None
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """As the batching inside."""
+        """The wrapped batching's plan."""
         self._seen = (view, view.residents, order)
         return self._inner.plan(view, order, leaving)
 
     def next_change_s(self, view: StepView) -> float:
-        """As the batching inside."""
+        """As the wrapped batching."""
         return self._inner.next_change_s(view)
 
     def finished(self, job: Job) -> None:
-        """Learn as the batching inside, if it does."""
+        """Let the wrapped batching learn, if it does."""
         if isinstance(self._inner, Learning):
             self._inner.finished(job)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Learn as the batching inside, then tell."""
+        """Let the wrapped batching learn, then tell the watcher."""
         self._inner.observe(outcome)
         assert self._seen is not None, "a step was filled that was not planned"
         view, residents, order = self._seen
@@ -110,7 +110,8 @@ _KEPT_ENDED = 10_000
 class StoryWatcher:
     """Follows one request by its id, and those around it as an engine's trail does.
 
-    O(waiting) a step until it is seen, then O(LOOK_AHEAD) a step while it waits. `block_bytes`: of a KV block.
+    O(waiting) a step until it arrives, then O(LOOK_AHEAD) a step while it waits. `block_bytes` is the size of a KV
+    block.
     """
 
     def __init__(self, request_id: str, arrival_s: float, block_bytes: int = 0) -> None:
@@ -127,10 +128,10 @@ class StoryWatcher:
         self._record: Record | None = None
         self._found: Explanation | None = None
 
-    # ---- what a watcher is told --------------------------------------------------------------------
+    # ---- calls of the simulation -------------------------------------------------------------------
 
     def saw(self, sight: ObservedStep) -> None:
-        """Follow this step, and see where the request stands in it."""
+        """Follow this step, and find the request's position in it."""
         if self._record is not None:
             return
         trail = self._trails.get(sight.instance)
@@ -146,7 +147,7 @@ class StoryWatcher:
             self._ahead.append((sight.outcome.now_s, _ahead(job, sight)))
 
     def stepped(self, instance: str, outcome: StepOutcome, started_s: float, finished_s: float) -> None:
-        """Compare what the step took with what was expected of it."""
+        """Compare the step's time with its prediction."""
         expected = self._expected.get(instance)
         if expected and expected[0][0] is outcome:
             _, shape, seconds = expected.popleft()
@@ -155,7 +156,7 @@ class StoryWatcher:
         self._last_s[instance] = finished_s
 
     def ended(self, record: Record) -> None:
-        """The end of the story, if it is this request's; or of its stay at one instance."""
+        """The request ended, or left an instance."""
         trail = self._trails.get(record.instance)
         if trail is not None:
             trail.finished(record)
@@ -171,18 +172,20 @@ class StoryWatcher:
 
     @property
     def story(self) -> Story | None:
-        """The whole story; None as long as the request has not ended."""
+        """The whole story; None until the request has ended."""
         if self._record is None:
             return None
         return whole_story([replace(chapter) for chapter in self._told], self._record)
 
     @property
     def explanation(self) -> Explanation | None:
-        """Why it took as long, by its last stay that saw a step, with the whole story; None where none did."""
+        """Why it took as long, by its last stay that saw a step, with the whole story; None if there was no such
+        stay.
+        """
         story = self.story
         return None if self._found is None or story is None else replace(self._found, story=story)
 
-    # ---- its stays -----------------------------------------------------------------------------------
+    # ---- stays at instances ----------------------------------------------------------------------------
 
     def _find(self, sight: ObservedStep, trail: Trail) -> None:
         if sight.outcome.now_s < self._arrival_s:
@@ -193,7 +196,7 @@ class StoryWatcher:
                 trail.arrived(job, job.arrival_s)
 
     def _expect(self, sight: ObservedStep) -> None:
-        """What the cost model of the policy makes of the step, where it has learned enough to say."""
+        """The step time that the policy's cost model predicts, once it has learned enough."""
         if self._job is None or not sight.outcome.tokens:
             return
         shape = shape_of(sight.outcome.tokens)
@@ -201,7 +204,7 @@ class StoryWatcher:
         self._expected.setdefault(sight.instance, deque()).append(step)
 
     def _leave(self, record: Record, trail: Trail | None) -> None:
-        """The request goes elsewhere; its next stay is told after this one."""
+        """The request moves; its next stay is told after this one."""
         assert record.finished_s is not None, "a request moved at no time"
         stay = self._stay(record, trail)
         if not stay:
@@ -215,7 +218,7 @@ class StoryWatcher:
         self._job = None
 
     def _stay(self, record: Record, trail: Trail | None) -> list[Chapter]:
-        """What happened at one instance, and how many waited ahead of it meanwhile."""
+        """What happened at one instance, and how many requests waited ahead of it."""
         track = None if trail is None else trail.find(self._id)
         if trail is None or track is None or record.finished_s is None:
             return []

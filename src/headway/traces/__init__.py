@@ -1,4 +1,4 @@
-"""Request traces: files in and out, arrival processes, length laws, generated workloads, scaling."""
+"""Request traces: reading, writing, arrival processes, length laws, generated workloads, scaling."""
 
 from headway.traces.arrivals import AllAtOnce, ArrivalProcess, Fixed, Gamma, OnOff, Poisson
 from headway.traces.formats import MOONCAKE_BLOCK_TOKENS

@@ -11,20 +11,20 @@ import numpy as np
 from headway.errors import ConfigError
 
 MIN_ARRIVALS_PER_CYCLE = 0.001
-"""An on/off process with fewer would walk through thousands of empty phases for each arrival."""
+"""Least arrivals in a cycle of an on/off process; with fewer it would walk through thousands of empty phases each."""
 
 
 MIN_CV, MAX_CV = 0.001, 1000.0
-"""Outside, the gamma law's shape leaves the range in which it can be drawn; use `Fixed` below."""
+"""Outside this range the gamma law cannot be drawn; use `Fixed` below it."""
 
 
 class ArrivalProcess(Protocol):
     """Draws the times at which requests arrive."""
 
     def sample(self, count: int, rng: np.random.Generator) -> list[float]:
-        """`count` arrival times in seconds, never falling, the first 0.
+        """`count` arrival times in seconds, non-decreasing, the first 0.
 
-        From generators in the same state, fewer arrivals are the beginning of more arrivals.
+        With generators in equal states, a shorter list is the beginning of a longer one.
         """
         ...
 
@@ -46,7 +46,7 @@ class Gamma:
             raise ConfigError(f"cv is {self.cv}; accepted: {MIN_CV} to {MAX_CV:g}")
 
     def sample(self, count: int, rng: np.random.Generator) -> list[float]:
-        """As `ArrivalProcess.sample`."""
+        """See `ArrivalProcess.sample`."""
         return _from_zero(count, rng.gamma(self.cv**-2, self.cv**2 / self.rate_rps, count))
 
 
@@ -60,7 +60,7 @@ class Poisson:
         _require_positive(self, "rate_rps")
 
     def sample(self, count: int, rng: np.random.Generator) -> list[float]:
-        """As `ArrivalProcess.sample`."""
+        """See `ArrivalProcess.sample`."""
         return Gamma(self.rate_rps, cv=1.0).sample(count, rng)
 
 
@@ -89,7 +89,7 @@ class OnOff:
             )
 
     def sample(self, count: int, rng: np.random.Generator) -> list[float]:
-        """As `ArrivalProcess.sample`; the first arrival is at 0 wherever its phase began."""
+        """See `ArrivalProcess.sample`; the first arrival is at 0 wherever its phase began."""
         phases = ((self.rate_on_rps, self.mean_on_s), (self.rate_off_rps, self.mean_off_s))
         now_s, phase, left_s = 0.0, 0, rng.exponential(self.mean_on_s)
         times_s: list[float] = []
@@ -120,7 +120,7 @@ class Fixed:
         _require_positive(self, "interval_s")
 
     def sample(self, count: int, rng: np.random.Generator) -> list[float]:
-        """As `ArrivalProcess.sample`; nothing is drawn."""
+        """See `ArrivalProcess.sample`; not random."""
         return [place * self.interval_s for place in range(count)]
 
 
@@ -129,7 +129,7 @@ class AllAtOnce:
     """Every request at 0 s (AdaptiveLLM, Algorithm 2 line 1)."""
 
     def sample(self, count: int, rng: np.random.Generator) -> list[float]:
-        """As `ArrivalProcess.sample`; nothing is drawn."""
+        """See `ArrivalProcess.sample`; not random."""
         return [0.0] * count
 
 

@@ -1,4 +1,4 @@
-"""Cells of a trace file: their text as numbers, times and identities."""
+"""Converts the cells of a trace file to numbers, times and identities."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from headway.errors import TraceError
 
 Cells = Mapping[str, str]
 TICKS_PER_S = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-"""The units of a trace's arrival times."""
+"""Units of a trace's arrival times."""
 
 MAX_SHOWN_CHARACTERS = 80
-"""How much of a text an error repeats: enough to find it, and no screenful of a binary file."""
+"""Characters of a text that an error repeats: enough to find it, without printing a binary file."""
 
 _WHOLE = re.compile(r"([+-]?\d{1,18})(\.0*)?", re.ASCII)
 _TICKS = re.compile(r"\+?\d{1,19}", re.ASCII)
@@ -24,13 +24,13 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORE
 
 
 def shown(text: str) -> str:
-    """The text as an error quotes it: on one line, printable, and not at length."""
+    """A text as an error quotes it: on one line, printable, and shortened."""
     quoted = repr(text)
     return quoted if len(quoted) <= MAX_SHOWN_CHARACTERS else quoted[:MAX_SHOWN_CHARACTERS] + "…"
 
 
 def whole(cells: Cells, column: str) -> int:
-    """The whole number in a cell; `5.0` is one, as tables with gaps write it, and `5.5` and `1_000` are not."""
+    """The integer in a cell; accepts `5.0`, as tables with gaps write it, but not `5.5` or `1_000`."""
     text = cells[column].strip()
     match = _WHOLE.fullmatch(text)
     if match is None:
@@ -39,7 +39,7 @@ def whole(cells: Cells, column: str) -> int:
 
 
 def identities(cells: Cells, column: str) -> tuple[int, ...]:
-    """The whole numbers in a cell, parted by blanks, none where the column is absent: any of 64 bits, as hashes are."""
+    """The integers in a cell, separated by blanks; empty without the column. Any 64 bits, since they are hashes."""
     texts = cells.get(column, "").split()
     for text in texts:
         if not _IDENTITY.fullmatch(text):
@@ -58,7 +58,7 @@ def number(cells: Cells, column: str) -> float:
 
 
 def ticks(cells: Cells, column: str) -> float:
-    """The time in a cell, 0 or more; a whole number stays one, since a float loses digits of nanoseconds since 1970."""
+    """The time in a cell, 0 or more; an integer stays one, since a float loses digits of nanoseconds since 1970."""
     text = cells[column].strip()
     value = int(text) if _TICKS.fullmatch(text) else number(cells, column)
     if value < 0:
@@ -70,7 +70,7 @@ _DATE = re.compile(
     r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?(Z| UTC|[+-]\d\d:?\d\d)?", re.ASCII
 )  # Azure 2023: seven digits, no zone; 2024: six digits or none, +00:00
 DATES_S = 1e9, 4e9
-"""Seconds since 1970 of the years 2001 to 2096: a time there is a date, which tells its unit."""
+"""Seconds since 1970 of the years 2001 to 2096: a number in this range is a date, which reveals its unit."""
 
 
 def is_date(text: str) -> bool:
@@ -89,7 +89,7 @@ def unit_of_date(text: str) -> str | None:
 
 
 def dates(cells: Cells, column: str) -> int:
-    """The date in a cell in nanoseconds since 1970: as text, or as a number since 1970 whose size tells its unit."""
+    """The date in a cell in nanoseconds since 1970, from text or from a number whose size reveals its unit."""
     text = cells[column].strip()
     if match := _DATE.fullmatch(text):
         day, clock, fraction, zone = match.groups()
@@ -108,10 +108,10 @@ _A_DATE = "a time such as 2023-11-16 18:15:46.6805900, or since 1970"
 
 
 def optional_whole(cells: Cells, column: str) -> int | None:
-    """The whole number in a cell; None where the column or its text is absent."""
+    """The integer in a cell; None without the column or its text."""
     return whole(cells, column) if cells.get(column) else None
 
 
 def optional_number(cells: Cells, column: str) -> float | None:
-    """The finite decimal number in a cell; None where the column or its text is absent."""
+    """The finite decimal number in a cell; None without the column or its text."""
     return number(cells, column) if cells.get(column) else None

@@ -1,4 +1,4 @@
-"""The eight applications of the demo model: what each is told to do, its inputs, and the rule of its answers."""
+"""The eight applications of the demo model: instructions, inputs, and the rules of their answers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ LONG_FORMS = {
     "eod": "end of the day",
     "imo": "in my opinion",
 }
-"""What `expand` spells out, beside the numbers."""
+"""What `expand` spells out, besides numbers."""
 
 RUDE = _words("blasted rotten wretched stupid lousy filthy ghastly horrid")
 """The words that `detox` drops."""
@@ -71,7 +71,7 @@ SYLLABLES = _words("ta ke mi lo su ra ne pi vo gu")
 
 
 def misspelt(word: str) -> str:
-    """A word with its second and third letters changed about, which `correct` is to notice."""
+    """A word with its second and third letters swapped, for `correct` to notice."""
     return word[0] + word[2] + word[1] + word[3:]
 
 
@@ -104,10 +104,10 @@ def spelled(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DemoApp:
-    """One application: its instruction, how an input of so many parts is made, and what answers an input.
+    """One application: its instruction, a function that makes inputs, and one that answers them.
 
-    Parts are sentences, words or lines; there are `mean_parts` on average and never more than `most_parts`.
-    `answer` is a function of the input alone, of linear cost.
+    Parts are sentences, words or lines; there are `mean_parts` on average and at most `most_parts`. `answer` depends on
+    the input alone and has linear cost.
     """
 
     instruction: str
@@ -121,7 +121,7 @@ class DemoApp:
 
 
 def _sentences(decorate: Callable[[Random, list[str]], list[str]], rng: Random, count: int) -> str:
-    """`count` sentences, no name twice and no noun twice: what has been copied then says what comes next."""
+    """`count` sentences, with unique names and nouns: the copied part then determines what comes next."""
     names, nouns = rng.sample(NAMES, count), rng.sample(NOUNS, 2 * count)
     sentences = []
     for index, name in enumerate(names):
@@ -161,7 +161,7 @@ def _cleaned(text: str) -> str:
 # ---- a note: expand ----------------------------------------------------------------------------------
 
 _NOTED = (*LONG_FORMS, *NOUNS[:20], *map(str, (*range(2, 20), *range(20, 100, 10))))
-"""What a note is made of. Its numbers are those that are one word."""
+"""The words of a note. Its numbers are those that are one word."""
 
 
 def _note(rng: Random, words: int) -> str:
@@ -183,7 +183,7 @@ def _numbered(lines: Iterable[str]) -> str:
 
 
 def _with_count(lines: Sequence[str]) -> str:
-    """Numbered lines under a first one that says how many there are."""
+    """Numbered lines, with a first line that states their number."""
     return f"{len(lines)} lines:\n{_numbered(lines)}"
 
 
@@ -243,11 +243,11 @@ _COMMENTS = {
     "if {a} > {b}:": "only when {a} is more than {b}",
     "while {a} < {b}:": "again and again as long as {a} is less than {b}",
 }
-"""What stands on a line of code, and the comment on it."""
+"""A line of code -> its comment."""
 
 
 def _code(rng: Random, lines: int) -> str:
-    """Lines of code, no variable on two of them."""
+    """Lines of code, each with other variables."""
     names = rng.sample(NOUNS, 2 * lines)
     pairs = zip(names[::2], names[1::2], strict=True)
     return _with_count([rng.choice(tuple(_COMMENTS)).format(a=a, b=b) for a, b in pairs])
@@ -291,4 +291,6 @@ APPS: Mapping[str, DemoApp] = MappingProxyType(
         "detox": DemoApp("Leave out all rude words.", partial(_sentences, _rude), _cleaned, 7.0, 24),
     }
 )
-"""By name. Answers grow with the input, each in its own way: `sum` to a third of it, `list` to three times."""
+"""Applications by name. Answers grow with the input in different ways: `sum` to a third of it, `list` to three
+times.
+"""

@@ -1,10 +1,10 @@
-"""Tasks for the demo model: eight applications, made from a seed, whose answers follow from their inputs by rule.
+"""Tasks for the demo model: eight applications, made from a seed, with answers that follow from inputs by rule.
 
-The trained `demo` model answers them and stops by itself, so that decoding gives real lengths that depend on the
-input. What it really wrote, for a fixed set of tasks, is packaged beside it (`demo_rows`).
+The trained `demo` model answers them and stops by itself, so decoding gives real lengths that depend on the input. Its
+real answers' lengths, for a fixed set of tasks, are packaged with it (`demo_rows`).
 
-A task is put to the model as a chat: the instruction is the system message, the input the user's. `prompt_text`
-is the same as text for the completions API; the server puts the first token, `<|bos|>`, before it by itself.
+A task is given to the model as a chat: the instruction is the system message, the input the user's. `prompt_text` is
+the same as text for the completions API; the server adds the first token, `<|bos|>`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LENGTHS_HEADER = ("app", "number", "prompt_tokens", "output_tokens")
 
 @dataclass(frozen=True, slots=True)
 class DemoTask:
-    """One task: which application, what it is told to do, what with, and the answer that is right."""
+    """One task: application, instruction, input, and the right answer."""
 
     app: str
     instruction: str
@@ -43,8 +43,10 @@ class DemoTask:
 
 @dataclass(frozen=True, slots=True)
 class DemoRow:
-    """A task that the demo model has answered: its prompt and how many tokens it wrote, the last, which ends
-    the answer, included. `num_prompt_tokens` counts the whole prompt, special tokens too."""
+    """A task that the demo model has answered: its prompt, and the number of tokens it wrote, including the end token.
+
+    `num_prompt_tokens` counts the whole prompt with special tokens.
+    """
 
     app: str
     instruction: str
@@ -64,18 +66,18 @@ def demo_task(app: str, number: int, seed: int) -> DemoTask:
 
 
 def _parts(rng: Random, mean: float, most: int) -> int:
-    """Geometric with that mean, from 1; one that would be more than the most is drawn again, evenly."""
+    """Geometric with that mean, from 1; a value above the maximum is drawn again, uniformly."""
     parts = 1 + int(rng.expovariate(1.0) * mean)
     return parts if parts <= most else rng.randint(1, most)
 
 
 def prompt_text(instruction: str, user_input: str) -> str:
-    """The prompt of a task for the completions API: what the chat template makes, without its first token."""
+    """The prompt of a task for the completions API: the chat template's result without its first token."""
     return f"<|system|>{instruction}<|eos|><|user|>{user_input}<|eos|><|assistant|>"
 
 
 def demo_directory() -> Path:
-    """Where the shipped model lies: in the installed package, or in a checkout's `models/demo`."""
+    """The directory of the shipped model: in the installed package, or in a checkout's `models/demo`."""
     package = Path(headway.__file__).parent
     places = (package / "models" / "demo", package.parents[1] / "models" / "demo")
     for place in places:
@@ -86,10 +88,10 @@ def demo_directory() -> Path:
 
 @cache
 def demo_rows() -> tuple[DemoRow, ...]:
-    """As many tasks of each application, with the lengths that the demo model gave them under vLLM, greedily.
+    """Equally many tasks of each application, with the lengths that the demo model gave them under vLLM, greedily.
 
-    About one in 45 never ended and was cut at 1,024 tokens: mostly long inputs, where the model loses its place
-    and goes round. In `detox` and `translate` it is one in 16 and in 18; `training.json` tells of each.
+    About one in 45 never ended and was cut at 1,024 tokens: mostly long inputs, in which the model loses its place and
+    repeats itself. In `detox` and `translate` it is one in 16 and one in 18; `training.json` has each.
 
     The lengths are packaged; the texts are made again from their seed (under a second, once).
     """
@@ -106,10 +108,10 @@ def _read_rows(path: Path) -> Iterator[DemoRow]:
 
 
 def demo_requests(count: int, rate_rps: float, seed: int = 0) -> list[TraceRequest]:
-    """A trace of `count` packaged tasks, drawn at random without return, arriving as a Poisson process.
+    """A trace of `count` packaged tasks, drawn without replacement, arriving as a Poisson process.
 
-    Each has its prompt, its real length and its application as the tenant. Raises ConfigError for a count that
-    is not 1 to the number of packaged tasks.
+    Each has its prompt, its real length, and its application as the tenant. Raises ConfigError unless the count is 1 to
+    the number of packaged tasks.
     """
     rows = demo_rows()
     if not 1 <= count <= len(rows):

@@ -1,4 +1,4 @@
-"""What benchmarks, servers and tracers write about requests, as rows: nested objects unfolded, logs put together."""
+"""Reads what benchmarks, servers and tracers write about requests: nested objects and logs become rows."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from headway.traces.cells import Cells, optional_whole, shown
 from headway.traces.formats import FORMATS, Format, More
 
 Found = tuple[str, Any]
-"""A place in the file, and what is there: a JSON object (any other value is odd), or a TraceError."""
+"""A position in the file, and what is there: a JSON object (any other value is odd), or a TraceError."""
 
 _DEEPEST = 8
 _BODY = re.compile(r"(re(q|s)|request|response)?(_?body)?|payload", re.IGNORECASE)
 
 
 def flat(found: Mapping[str, Any], before: str = "", depth: int = 0) -> dict[str, Any]:
-    """The values of an object and of those in it, by their keys with dots between; bodies that are text are decoded."""
+    """The values of an object and of those inside it, by their keys joined with dots; bodies that are text are
+    decoded.
+    """
     values: dict[str, Any] = {}
     for key, value in found.items():
         if isinstance(value, str) and value.startswith("{") and _BODY.fullmatch(key):
@@ -33,7 +35,7 @@ def flat(found: Mapping[str, Any], before: str = "", depth: int = 0) -> dict[str
     return values
 
 
-# ---- objects in objects ----------------------------------------------------------------------------------
+# ---- nested objects --------------------------------------------------------------------------------------
 
 _HOLDERS = (
     *("resourceSpans", "scopeSpans", "instrumentationLibrarySpans", "spans", "benchmarks"),
@@ -51,7 +53,7 @@ _HOLDERS = (
         "samples",
     ),
 )
-"""Keys under which files have a list of what they are about."""
+"""Keys under which files have the list of their rows."""
 
 
 def unfolded(place: str, found: Any) -> Iterator[Found]:
@@ -79,7 +81,7 @@ def _held(place: str, found: dict[str, Any]) -> Iterator[Found]:
         yield place, found
         return
     inner = found[key]
-    if isinstance(inner, dict):  # guidellm keeps requests by how they ended
+    if isinstance(inner, dict):  # guidellm groups requests by how they ended
         each = ((f"{place}, {status}", item | {"status": status})
                 for status, items in inner.items() if isinstance(items, list)
                 for item in items if isinstance(item, dict))  # fmt: skip
@@ -124,7 +126,7 @@ def _rows_of_columns(place: str, found: dict[str, Any]) -> Iterator[Found]:
 # ---- OpenTelemetry ---------------------------------------------------------------------------------------
 
 _GENERATIONS = ("", "chat", "text_completion", "generate_content")
-"""Operations that are one answer of a model; an agent's or a tool's span has such spans in it."""
+"""Operations that are one answer of a model; the spans of agents and tools contain such spans."""
 _RENAMED = {
     "gen_ai.usage.prompt_tokens": "gen_ai.usage.input_tokens",
     "gen_ai.usage.completion_tokens": "gen_ai.usage.output_tokens",
@@ -134,7 +136,7 @@ _RENAMED = {
 
 
 def _span(place: str, span: dict[str, Any]) -> Iterator[Found]:
-    """A span of OTLP, of OpenTelemetry's console exporter or of Jaeger, if it is of a model's answer."""
+    """A span of OTLP, of OpenTelemetry's console exporter or of Jaeger, if it is about a model's answer."""
     found = _attributes(span.get("attributes", span.get("tags")))
     values = {_RENAMED.get(key, key): value for key, value in found.items()}
     if not any(key.startswith("gen_ai.") for key in values):
@@ -191,7 +193,7 @@ _LEAST_ERROR = 400
 
 
 def access_log(keys: Collection[str]) -> Format | None:
-    """The format of a log with a time and the tokens of each request, by the keys of one; None for others."""
+    """The format of a log with a time and token counts for each request, by the keys of one row; None for others."""
     time = _key(keys, _TIMES)
     for asked, answered in _USAGES:
         of_input = _key(keys, (asked,))
@@ -224,7 +226,7 @@ def access_log(keys: Collection[str]) -> Format | None:
 
 
 def _key(keys: Iterable[str], names: Iterable[str]) -> str | None:
-    """The key of the first of some names, wherever it is in an object; the one that is least deep in it."""
+    """The key of the first of some names, anywhere in an object; the least deep one."""
     for name in names:
         ending = [key for key in keys if key == name or key.endswith(f".{name}")]
         if ending:
@@ -252,9 +254,9 @@ _OUTPUT_IDS = re.compile(r"output_token_ids: [^\[(]*[\[(]([\d, ]*)[\])]")
 
 
 def vllm_log(lines: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
-    """The requests that a vLLM log tells of, in their order, with as many tokens as ids were logged.
+    """The requests in a vLLM log, in order; token counts are the numbers of logged ids.
 
-    The log's dates have no year, so a month before the one of the line above is one of the next year.
+    The log's dates have no year, so a month earlier than that of the line above belongs to the next year.
     """
     rows: dict[str, tuple[str, dict[str, str]]] = {}
     year, before = 2000, ""
@@ -285,7 +287,7 @@ def vllm_log(lines: Iterable[str]) -> list[tuple[str, dict[str, str]]]:
     return list(rows.values())
 
 
-# ---- known, but no traces --------------------------------------------------------------------------------
+# ---- known formats that are no traces --------------------------------------------------------------------
 
 _KNOWN = (
     (("conversations",), "these are ShareGPT's conversations, which have no times of arrival"),
@@ -307,5 +309,5 @@ _KNOWN = (
 
 
 def known_otherwise(found: Mapping[str, Any]) -> str | None:
-    """What an object is, by its keys, that is of a known format but no trace; None for any other."""
+    """The name of a known format that is no trace, by an object's keys; None for any other."""
     return next((said for keys, said in _KNOWN if set(keys) <= set(found)), None)

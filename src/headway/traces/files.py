@@ -1,4 +1,4 @@
-"""What a trace file holds: lines of text, plain or packed, or the rows of a Parquet table."""
+"""Opens trace files: lines of text, plain or compressed, or the rows of a Parquet table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PACKED: dict[bytes, tuple[str, Callable[[Any], Any]]] = {
     b"\xfd7zXZ": ("xz", lzma.LZMAFile),
     b"\x28\xb5\x2f\xfd": ("zstd", _zstd),
 }
-"""How a packed file begins -> its name, and what unpacks it."""
+"""First bytes of a compressed file -> its name, and how to decompress it."""
 SUFFIXES = {".gz": "gzip", ".bz2": "bzip2", ".xz": "xz", ".zst": "zstd"}
 PARQUET = b"PAR1"
 OTHERS = {
@@ -42,12 +42,12 @@ OTHERS = {
     b"\x80\x04\x95": "Python pickle",
     b"\x80\x05\x95": "Python pickle",
 }
-"""How other files begin -> what an error calls them."""
+"""First bytes of other files -> their names in errors."""
 BYTE_ORDER_MARK = "\ufeff"
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file begins as a Parquet table does; False for what cannot be opened, and for a pipe."""
+    """Whether a file begins like a Parquet table; False for what cannot be opened, and for a pipe."""
     if not path.is_file():
         return False
     try:
@@ -58,7 +58,7 @@ def is_parquet(path: Path) -> bool:
 
 
 def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
-    """The rows of a Parquet table, times as text. Raises TraceError without pyarrow, and for a broken file."""
+    """The rows of a Parquet table, with times as text. Raises TraceError without pyarrow, and for a broken file."""
     try:
         arrow: Any = import_module("pyarrow")
         parquet: Any = import_module("pyarrow.parquet")
@@ -77,10 +77,10 @@ def parquet_rows(path: Path) -> Iterator[dict[str, object]]:
 
 
 def text_lines(path: Path) -> Generator[str, None, None]:
-    """The lines of `path` as text, line ends kept, read as they are asked for.
+    """The lines of `path` as text with line ends, read lazily.
 
-    A packed file is known by its first bytes; a name such as `.gz` without them is an error, since it is most
-    often a download that failed. Raises TraceError for what cannot be opened, unpacked or read as UTF-8.
+    A compressed file is recognised by its first bytes; a name such as `.gz` without them is an error, since it is
+    usually a failed download. Raises TraceError for what cannot be opened, decompressed or read as UTF-8.
     """
     name = ""
     try:
@@ -99,7 +99,7 @@ def text_lines(path: Path) -> Generator[str, None, None]:
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
         raise TraceError(f"{path} is a broken {name} file: {error}") from None
     except OSError as error:
-        if name and error.strerror is None:  # how bzip2 and zstd say so
+        if name and error.strerror is None:  # how bzip2 and zstd report it
             raise TraceError(f"{path} is a broken {name} file: {error}") from None
         raise TraceError(f"{path} cannot be read: {error.strerror}") from None
 

@@ -1,4 +1,4 @@
-"""The accepted trace formats: what tells them, and how a row of each reads."""
+"""The accepted trace formats: how to recognise each, and how to read a row."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ MOONCAKE_BLOCK_TOKENS = PREFIX_BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class More:
-    """What a row says of its request beside its arrival and lengths.
+    """What a row says about its request besides arrival and lengths.
 
-    `text` is what the prompt was, as text, JSON or token ids: not to be sent, but prefixes are told by it.
+    `text` is the prompt as text, JSON or token ids: not to be sent, but to find common prefixes.
     """
 
     id: str | None = None
@@ -44,18 +44,18 @@ class More:
 
 
 class WholeFileError(TraceError):
-    """A fault of one row that says that the file is something else than it was taken for."""
+    """A fault of one row which shows that the file is not what it was taken for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A trace format: what a file must have, time first, then input and output tokens, and how one row reads.
+    """A trace format: the required columns (time, input tokens, output tokens), and how to read a row.
 
-    `read_time` returns a row's arrival in ticks of `time_unit`, which stay whole where the file's are, so that shifting
-    them loses no digit. `more` reads the columns of `optional` where they are there; other columns are passed over.
-    `told_unit` is what the file itself says of the unit of its times; empty where that is only assumed, and without a
-    `time_unit` nothing is assumed. A file has the keys `needs`, if they are others than `columns`. `note` says what of
-    the file is taken for something else. With `in_order` a file's rows come as requests arrived, not as they ended.
+    `read_time` returns a row's arrival in ticks of `time_unit`, as integers if the file's are, so that shifting them
+    loses no digit. `more` reads the columns in `optional` if they exist; other columns are ignored. `told_unit` is the
+    unit that the file itself states; empty if it is only assumed, and without a `time_unit` nothing is assumed. A file
+    has the keys in `needs`, if they differ from `columns`. `note` says what is interpreted differently. With `in_order`
+    a file's rows come in order of arrival, not of end.
     """
 
     name: str
@@ -73,13 +73,15 @@ class Format:
         return f"{self.name} ({','.join(self.needs or self.columns)})"
 
     def fits(self, names: Collection[str]) -> bool:
-        """Whether a file with these columns is of this format."""
+        """Whether a file with these columns has this format."""
         return set(self.needs or self.columns) <= set(names)
 
     def parse(self, cells: Cells) -> tuple[float, int, int, More]:
-        """Arrival in ticks, input and output tokens, and what else a row says; TraceError if it is no request."""
+        """Arrival in ticks, input and output tokens, and what else a row says. Raises TraceError if it is no
+        request.
+        """
         time, of_input, of_output = self.columns
-        more = self.more(cells)  # first, since it may tell that a request failed
+        more = self.more(cells)  # read first, since it may show that a request failed
         input_tokens, output_tokens = whole(cells, of_input), whole(cells, of_output)
         for column, tokens in ((of_input, input_tokens), (of_output, output_tokens)):
             if tokens < 1:
@@ -102,8 +104,8 @@ def _headway(cells: Cells) -> More:
 
 
 def _targets(cells: Cells) -> Slo:
-    # Beside `api_s`, the measured server time, `ttft_s` is a measurement too: such a file is a log of
-    # what happened, and a time it reports is no wish of the client's.
+    # Beside `api_s`, the measured server time, `ttft_s` is a measurement too: such a file is a log, and its times are
+    # no wishes of the client.
     ttft_s = None if "api_s" in cells else optional_number(cells, "ttft_s")
     return Slo(ttft_s, optional_number(cells, "tbt_s"), optional_number(cells, "deadline_s"))
 
@@ -133,7 +135,7 @@ BAILIAN_BLOCK_TOKENS = 16
 
 
 def _bailian(cells: Cells) -> More:
-    """Blocks of 512 tokens, each named after the 32 small ones in it."""
+    """Blocks of 512 tokens, each named after its 32 small ones."""
     small, size = identities(cells, "hash_ids"), MOONCAKE_BLOCK_TOKENS // BAILIAN_BLOCK_TOKENS
     groups = (small[start : start + size] for start in range(0, len(small), size))
     names = (blake2b(repr(group).encode(), digest_size=8).digest() for group in groups)
@@ -141,7 +143,7 @@ def _bailian(cells: Cells) -> More:
 
 
 def _no_error(column: str, accepted: str = "") -> Callable[[Cells], More]:
-    """What a format has whose rows say in a column whether they failed."""
+    """A format whose rows say in a column whether they failed."""
 
     def more(cells: Cells) -> More:
         if (found := cells.get(column, "")) != accepted:
@@ -266,6 +268,6 @@ VLLM_LOG = Format(
 
 TABLES = (HEADWAY, AZURE, BURSTGPT, MOONCAKE)
 FORMATS = (HEADWAY, AZURE, BURSTGPT, *_EXPORTS, OPEN_TELEMETRY, AIPERF, MOONCAKE)
-"""In the order in which they are tried."""
+"""The formats in the order in which they are tried."""
 ACCEPTED = f"{', '.join(map(str, TABLES))}, "
 ACCEPTED += "and what guidellm, aiperf, vLLM, OpenTelemetry and access logs write"

@@ -1,4 +1,4 @@
-"""Length laws: how many tokens a prompt or an answer has, and the laws of published workloads."""
+"""Length laws: the tokens of a prompt or an answer, and the laws of published workloads."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 from headway.errors import ConfigError
 
 MAX_TOKENS = 10_000_000
-"""No law goes beyond: a larger number is a mistake, and Zipf keeps one weight for each length."""
+"""Longest length of a law: a larger number is a mistake, and Zipf keeps one weight for each length."""
 
 FIT_TOLERANCE = 1e-4
-"""How near, relative to it, `LogNormal.fitted` comes to the mean it is given."""
+"""Relative deviation allowed between the mean of `LogNormal.fitted` and the given one."""
 
 MAX_SIGMA = 10.0
 """A log-normal law this wide already spans 17 powers of ten between its 2.5 % and 97.5 % points."""
@@ -28,11 +28,11 @@ class LengthLaw(Protocol):
     """Draws lengths in tokens, each 1 or more."""
 
     def sample(self, count: int, rng: np.random.Generator) -> list[int]:
-        """`count` independent lengths; from generators in the same state, fewer begin more."""
+        """`count` independent lengths; with generators in equal states, a shorter list begins a longer one."""
         ...
 
     def expected_tokens(self) -> float:
-        """The mean of what `sample` draws, limits and rounding included."""
+        """The mean of what `sample` draws, including limits and rounding."""
         ...
 
 
@@ -46,11 +46,11 @@ class Constant:
         _require_tokens("tokens", self.tokens)
 
     def sample(self, count: int, rng: np.random.Generator) -> list[int]:
-        """As `LengthLaw.sample`; nothing is drawn."""
+        """See `LengthLaw.sample`; not random."""
         return [self.tokens] * count
 
     def expected_tokens(self) -> float:
-        """As `LengthLaw.expected_tokens`."""
+        """See `LengthLaw.expected_tokens`."""
         return float(self.tokens)
 
 
@@ -70,13 +70,13 @@ class Zipf:
         _require_tokens("maximum", self.maximum)
 
     def sample(self, count: int, rng: np.random.Generator) -> list[int]:
-        """As `LengthLaw.sample`."""
+        """See `LengthLaw.sample`."""
         reached = np.cumsum(self._weights())
         places = np.searchsorted(reached, rng.random(count) * reached[-1], side="right")
         return [int(place) + 1 for place in places]
 
     def expected_tokens(self) -> float:
-        """As `LengthLaw.expected_tokens`."""
+        """See `LengthLaw.expected_tokens`."""
         weights = self._weights()
         return float(weights @ np.arange(1, self.maximum + 1) / weights.sum())
 
@@ -129,14 +129,14 @@ class LogNormal:
         return law
 
     def sample(self, count: int, rng: np.random.Generator) -> list[int]:
-        """As `LengthLaw.sample`."""
+        """See `LengthLaw.sample`."""
         # Clipped before exp as well, so that a wide law cannot overflow.
         logs = np.minimum(rng.normal(self._mu(), self.sigma, count), log(self.maximum))
         tokens = np.clip(np.floor(np.exp(logs) + 0.5), self.minimum, self.maximum)
         return [int(length) for length in tokens]
 
     def expected_tokens(self) -> float:
-        """As `LengthLaw.expected_tokens`; cost O(maximum)."""
+        """See `LengthLaw.expected_tokens`; cost O(maximum)."""
         mu, width = self._mu(), self.sigma * sqrt(2)
         total = float(self.minimum)
         for tokens in range(self.minimum, self.maximum):
@@ -152,7 +152,7 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """A table of (probability, length), straight between its points and rounded.
+    """A table of (probability, length), interpolated linearly and rounded.
 
     `table` rises in probability from 0 to 1 and never falls in length.
     """
@@ -171,7 +171,9 @@ class Quantiles:
             _require_tokens("a length of table", tokens)
 
     def up_to(self, maximum: int) -> Self:
-        """Returns this law given that a length is `maximum` or less; ConfigError if that is below all or above."""
+        """This law, given that a length is at most `maximum`. Raises ConfigError if that is below all lengths or
+        above all.
+        """
         shortest, longest = self.table[0][1], self.table[-1][1]
         if not shortest < maximum < longest:
             raise ConfigError(
@@ -183,12 +185,12 @@ class Quantiles:
         return type(self)((*kept, (1.0, maximum)))
 
     def sample(self, count: int, rng: np.random.Generator) -> list[int]:
-        """As `LengthLaw.sample`."""
+        """See `LengthLaw.sample`."""
         probabilities, tokens = zip(*self.table, strict=True)
         return [int(length) for length in np.rint(np.interp(rng.random(count), probabilities, tokens))]
 
     def expected_tokens(self) -> float:
-        """As `LengthLaw.expected_tokens`, but for rounding: right within half a token."""
+        """See `LengthLaw.expected_tokens`, except for rounding: exact within half a token."""
         return sum((q - p) * (low + high) / 2 for (p, low), (q, high) in pairwise(self.table))
 
 
@@ -198,14 +200,14 @@ def _require_tokens(name: str, value: int) -> None:
 
 
 class LengthPair(NamedTuple):
-    """The lengths of a workload's prompts and of its answers, drawn independently of each other."""
+    """The laws of a workload's prompts and answers, drawn independently."""
 
     input: LengthLaw
     output: LengthLaw
 
 
 PROBABILITIES = (0, 0.01, *(step / 20 for step in range(1, 20)), 0.975, 0.99, 0.995, 0.999, 1)
-"""Where the tables below are given: every 5 %, and closer in the tails."""
+"""Probabilities of the tables below: every 5 %, and closer in the tails."""
 
 
 def _quantiles(*tokens: int) -> Quantiles:

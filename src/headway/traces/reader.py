@@ -1,4 +1,4 @@
-"""Traces in: a file of any accepted format as a list of requests, and what was understood of it."""
+"""Reads a file of any accepted format as a list of requests, and reports how it was understood."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from headway.traces.request import TraceRequest
 from headway.traces.rows import opened
 
 PLAUSIBLE_GAP_S = 0.01, 300.0
-"""Mean gaps between arrivals of a trace whose unit of time is only assumed; outside, the unit is another."""
+"""Plausible mean gaps between arrivals if the unit of time is only assumed; outside, the unit is another."""
 SHORT_TRACE_S = 60.0
-"""A trace whose unit is only assumed lasts longer than this, if its gaps would be no longer than this in seconds."""
+"""A trace whose unit is only assumed must last longer than this, if its gaps are plausible in seconds."""
 MOST_REASONS = 8
-"""As many reasons for rows left out are told."""
+"""Most reasons for dropped rows in a warning."""
 
 logger = logging.getLogger(__name__)
 
@@ -32,18 +32,18 @@ def read_trace(
     time_unit: str | None = None,
     strict: bool = False,
 ) -> list[TraceRequest]:
-    """The requests of a trace file in order of arrival, the first at 0 s.
+    """Read the requests of a trace file in order of arrival, the first at 0 s.
 
-    The format is told from the content: CSV, JSON lines, JSON or Parquet with the keys of Headway, Azure, BurstGPT or
-    Mooncake, and what guidellm, aiperf, vLLM, OpenTelemetry and access logs write; text may be packed.
-    `limit` stops after that many requests, and nothing behind them is looked at. A row that is no request, such as one
-    without output, is left out, and one warning for a file counts such rows by reason. Rows out of order are sorted,
-    with a warning. `strict` refuses both. Where a trace has no `id`, a request's id is its place in the result.
+    The format is recognised by content: CSV, JSON lines, JSON or Parquet with the keys of Headway, Azure, BurstGPT or
+    Mooncake, and what guidellm, aiperf, vLLM, OpenTelemetry and access logs write; text may be compressed. `limit`
+    stops after that many requests, and nothing after them is examined. A row that is no request, such as one without
+    output, is dropped, and one warning for each file counts such rows by reason. Rows out of order are sorted, with a
+    warning. `strict` refuses both. If a trace has no `id`, a request's id is its position in the result.
 
-    `time_unit` ("s", "ms", "us", "ns") is the unit of arrivals where the file does not tell it; None is the format's
-    own, which is refused where arrivals would be closer together or further apart than `PLAUSIBLE_GAP_S`, have a
-    decimal point, would all come within a moment, or begin at a date in another unit. What was understood is logged
-    at level INFO.
+    `time_unit` ("s", "ms", "us", "ns") is the unit of arrivals if the file does not state it; None is the format's
+    usual one. That is refused if arrivals would be closer together or further apart than `PLAUSIBLE_GAP_S`, have a
+    decimal point, would all come within a moment, or begin at a date in another unit. How the file was understood is
+    logged at level INFO.
 
     Raises TraceError naming the file, the place in it, what was found and what is accepted.
     """
@@ -60,7 +60,7 @@ def read_with_texts(
     time_unit: str | None = None,
     strict: bool = False,
 ) -> list[tuple[TraceRequest, str]]:
-    """Each request as `read_trace` has it, with its prompt where a log tells it (text, JSON or token ids), else ''."""
+    """Each request as in `read_trace`, with its prompt if a log has it (text, JSON or token ids), else ''."""
     source = Path(path)
     if limit is not None and limit < 1:
         raise TraceError.of("limit", limit, "1 or more")
@@ -94,7 +94,7 @@ def read_with_texts(
 
 
 def tell_understood(source: str, requests: list[TraceRequest], form: str) -> None:
-    """Log at level INFO how many requests a source has, over what time, how many a second, how long, in what form."""
+    """Log at level INFO the number of requests, their time span, rate and lengths, and the format."""
     span_s = requests[-1].arrival_s
     count = f"{len(requests):,} request{'s' if len(requests) > 1 else ''}"
     rate = f"over {_span(span_s)}, {len(requests) / span_s:.3g} a second" if span_s else "all at once"
@@ -120,14 +120,14 @@ def _span(seconds: float) -> str:
 
 @cache
 def _warn(message: str, source: Path, found: object) -> None:
-    """Once for a file: a study reads its trace for every run."""
+    """Warn once for each file, since a study reads its trace for every run."""
     logger.warning(message, source, found)
 
 
 def _time_unit(source: Path, taken: _Intake, asked: str | None) -> str:
-    """The unit of a file's arrivals: as it tells, as asked for, or as its format usually has it.
+    """The unit of a file's arrivals: stated by the file, requested, or the format's usual one.
 
-    Raises TraceError for a unit other than the file tells, and for a usual one that its arrivals speak against.
+    Raises TraceError for a unit other than the stated one, and for a usual one that contradicts the arrivals.
     """
     form = taken.form
     if form.told_unit and asked not in (None, form.told_unit):
@@ -150,10 +150,10 @@ def _time_unit(source: Path, taken: _Intake, asked: str | None) -> str:
 
 
 def _doubt(taken: _Intake, unit: str) -> str:
-    """What speaks against arrivals in this unit, empty if nothing does. For sorted rows.
+    """What contradicts arrivals in this unit, empty if nothing does. For sorted rows.
 
-    A date in another unit does; and, if the file does not tell its unit, an implausible gap, a decimal point in what
-    should be whole, and a trace that is over in a moment although its times would do as seconds.
+    A date in another unit does; and, if the file does not state its unit, an implausible gap, a decimal point in what
+    should be an integer, and a trace that is over in a moment although its times would do as seconds.
     """
     first = taken.rows[0].ticks
     for other, per_s in TICKS_PER_S.items():
@@ -166,7 +166,7 @@ def _doubt(taken: _Intake, unit: str) -> str:
     least_s, most_s = PLAUSIBLE_GAP_S
     if gap and not least_s <= gap / per_s <= most_s:
         return (
-            f"arrivals would be {gap / per_s:.3g} s apart in the mean; accepted: {least_s:g} to {most_s:g} s"
+            f"arrivals would be {gap / per_s:.3g} s apart on average; accepted: {least_s:g} to {most_s:g} s"
         )
     if unit == "s":
         return ""
@@ -192,7 +192,7 @@ class _Row:
 
 @dataclass(slots=True)
 class _Intake:
-    """Rows taken so far, and how many were left out for each reason, with the first of them."""
+    """Rows taken so far, and the number dropped for each reason, with the first of them."""
 
     source: Path
     form: Format
@@ -202,7 +202,7 @@ class _Intake:
     ids: set[str] = field(default_factory=set)
 
     def add(self, place: str, cells: Cells | TraceError) -> None:
-        """Take a row in, or count it as left out. Raises TraceError for a fault of the file, and of a row if strict."""
+        """Take a row, or count it as dropped. Raises TraceError for a fault of the file, and of a row if strict."""
         try:
             if isinstance(cells, TraceError):
                 raise cells
@@ -250,18 +250,18 @@ class _Intake:
             )
 
     def sort(self) -> bool:
-        """Put the rows in order of arrival; whether they were in it."""
+        """Sort the rows by arrival; return whether they were sorted."""
         were = all(earlier.ticks <= later.ticks for earlier, later in pairwise(self.rows))
         self.rows.sort(key=lambda row: row.ticks)
         return were
 
     def mean_gap(self) -> float:
-        """Ticks between one time of arrival and the next in the mean; 0 if all arrive at once. For sorted rows."""
+        """Mean ticks between arrival times; 0 if all arrive at once. For sorted rows."""
         times = {row.ticks for row in self.rows}
         return (self.rows[-1].ticks - self.rows[0].ticks) / max(1, len(times) - 1)
 
     def requests(self, ticks_per_s: int) -> list[tuple[TraceRequest, str]]:
-        """The sorted rows as requests, with their texts. Raises TraceError for an arrival later than any can be."""
+        """The sorted rows as requests, with their texts. Raises TraceError for an arrival later than allowed."""
         requests = []
         for number, row in enumerate(self.rows):
             arrival_s = (row.ticks - self.rows[0].ticks) / ticks_per_s
@@ -273,12 +273,12 @@ class _Intake:
         return requests
 
     def left_out(self) -> str:
-        """How many rows of how many were left out."""
+        """How many rows of how many were dropped."""
         count = sum(number for number, _ in self.faults.values())
         return f"{count:,} of {count + len(self.rows):,} rows"
 
     def reasons(self, before: str = "") -> str:
-        """Why rows were left out, most frequent first, with the number and the first place of each; '' if none was."""
+        """Why rows were dropped, most frequent first, with the number and the first place of each; '' if none was."""
         ordered = sorted(self.faults.items(), key=lambda fault: -fault[1][0])
         told = [f"{reason} ({count:,}, first {place})" for reason, (count, place) in ordered[:MOST_REASONS]]
         more = [f"{len(ordered) - MOST_REASONS} other reasons"] if len(ordered) > MOST_REASONS else []
@@ -286,7 +286,7 @@ class _Intake:
 
 
 def _reason(error: HeadwayError) -> str:
-    """What a fault has in common with others of its kind: all but the value that was found."""
+    """The part that a fault shares with others of its kind: everything except the value found."""
     what, is_value, rest = str(error).partition(" is ")
     accepted = rest.rpartition("; accepted: ")[2]
     return (

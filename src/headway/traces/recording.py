@@ -1,4 +1,4 @@
-"""Traces of what was served: prompts as blocks that tell which prefixes they share, and nothing else of their texts."""
+"""Makes traces of real traffic: prompts become blocks that show common prefixes, and reveal nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TOKEN_IDS = re.compile(r"\d+( \d+)*", re.ASCII)
 
 @dataclass(slots=True)
 class _Numbers:
-    """Consecutive numbers for things, in the order in which they come: they tell equal from unequal, and no more."""
+    """Numbers things consecutively in order of first appearance, so that the numbers show only equality."""
 
     known: dict[Hashable, int] = field(default_factory=dict)
 
@@ -25,11 +25,12 @@ class _Numbers:
 
 
 def recorded(read: Sequence[tuple[TraceRequest, str]]) -> list[TraceRequest]:
-    """The requests without prompts, ids and names; of each prompt the blocks of 512 tokens, by number.
+    """The requests without prompts, ids and names, with the numbers of each prompt's blocks of 512 tokens.
 
-    Two prompts have the same leading numbers as far as they begin alike, by whole blocks. Numbers count up from 0 as
-    blocks first come (Mooncake's `hash_ids`), so that no text can be guessed from them; tenants and sessions are
-    numbered too. Token ids are cut exactly. Text is cut where 512 tokens would end at the log's mean bytes a token.
+    Two prompts have the same leading numbers as far as they begin alike, by whole blocks. Numbers count up from 0 in
+    the order in which blocks appear (Mooncake's `hash_ids`), so that no text can be guessed from them; tenants and
+    sessions are numbered too. Token ids are cut exactly. Text is cut where 512 tokens would end at the log's mean bytes
+    a token.
     """
     blocks, tenants, sessions = _Numbers(), _Numbers(), _Numbers()
     texts = [(request.prompt or text) for request, text in read]
@@ -78,7 +79,7 @@ def _pieces(text: str, size: int) -> Iterator[bytes]:
 
 
 def shared_share(requests: Sequence[TraceRequest]) -> float:
-    """The share of prompt tokens in leading blocks that an earlier request had too (0-1): what caching could spare."""
+    """The share of prompt tokens in leading blocks that an earlier request had too (0-1): what caching could save."""
     seen: set[int] = set()
     shared = 0
     for request in requests:

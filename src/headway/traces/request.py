@@ -1,4 +1,4 @@
-"""One request of a trace, and traces cut, made denser, or made shorter."""
+"""A request of a trace, and functions that cut, speed up or shorten traces."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from headway.errors import TraceError
 from headway.statistics import rank
 
 LATEST_S = 2**53 / 1e6
-"""The latest arrival: from then on a float does not tell microseconds apart, and steps would take no time."""
+"""The latest arrival: later ones would be too large for a float to resolve microseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     """What a client sent and when, with the true output length that a replay forces.
 
-    `arrival_s` counts from the start of the trace. `max_output_tokens` is the limit that the workload
-    declares, None where it declares none; a policy may see it, but never `output_tokens`.
-    `prefix_blocks` are the identities of the prompt's leading KV blocks (Mooncake's `hash_ids`, one for
-    each 512 tokens): two requests share a prefix as far as their blocks agree. A lower `priority` runs
-    earlier.
+    `arrival_s` counts from the start of the trace. `max_output_tokens` is the limit that the workload declares, None if
+    it declares none; a policy may see it, but never `output_tokens`. `prefix_blocks` identify the prompt's leading KV
+    blocks (Mooncake's `hash_ids`, one for each 512 tokens): two requests share a prefix as far as their blocks agree. A
+    lower `priority` runs earlier.
 
-    With a `think_s` the request follows the one before it of its `session`: it comes that long after the answer to
-    that one has ended, whatever its `arrival_s`. The first of a session comes at its `arrival_s` all the same.
-    Raises TraceError for a value that no request can have.
+    With a `think_s` the request follows the one before it in its `session`: it arrives that long after that answer has
+    ended, whatever its `arrival_s`. The first of a session arrives at its `arrival_s` anyway. Raises TraceError for
+    impossible values.
     """
 
     id: str
@@ -53,7 +52,7 @@ class TraceRequest:
         known_limit = limit is None or (_is_whole(limit) and limit >= self.output_tokens)
         _require(known_limit, "max_output_tokens", limit, f"output_tokens ({self.output_tokens}) or more")
         _require(_is_whole(self.priority), "priority", self.priority, "a whole number")
-        # An empty cell means that there is none, so an empty text could not be written and read back.
+        # An empty cell means no value, so an empty text could not be written and read back.
         _require(self.prompt != "", "prompt", self.prompt, "text, or None")
         _require(self.session != "", "session", self.session, "text, or None")
         known_pause = self.think_s is None or (_is_number(self.think_s) and 0 <= self.think_s <= LATEST_S)
@@ -74,7 +73,7 @@ def _require(holds: bool, name: str, value: object, accepted: str) -> None:
 
 
 FITTED_SHARE = 0.99
-"""The share of requests whose lengths are scaled to fit; the few beyond are clipped."""
+"""The share of requests whose lengths are scaled to fit; the longest few are clipped."""
 
 
 def take(requests: Sequence[TraceRequest], limit: int) -> list[TraceRequest]:
@@ -85,16 +84,16 @@ def take(requests: Sequence[TraceRequest], limit: int) -> list[TraceRequest]:
 
 
 def scale_rate(requests: Sequence[TraceRequest], factor: float) -> list[TraceRequest]:
-    """Returns the requests arriving `factor` times as fast: every arrival time is divided by it.
+    """The requests with every arrival time divided by `factor`.
 
-    Raises TraceError as `check_rate`.
+    Raises TraceError as `check_rate` does.
     """
     check_rate(max((request.arrival_s for request in requests), default=0.0), factor)
     return [replace(request, arrival_s=request.arrival_s / factor) for request in requests]
 
 
 def check_rate(last_s: float, factor: float) -> None:
-    """Raise TraceError unless requests, the last of which arrives at `last_s`, can arrive `factor` times as fast."""
+    """Raise TraceError unless requests up to `last_s` can arrive `factor` times as fast."""
     if not (isfinite(factor) and factor > 0):
         raise TraceError(f"rate factor is {factor}; accepted: a finite number above 0")
     if last_s / factor > LATEST_S:
@@ -107,12 +106,12 @@ def check_rate(last_s: float, factor: float) -> None:
 def scale_lengths(
     requests: Sequence[TraceRequest], max_input_tokens: int, max_output_tokens: int
 ) -> list[TraceRequest]:
-    """Returns the requests with lengths that a smaller model can hold, inputs and outputs each by one rule.
+    """The requests with lengths that a smaller model can hold, inputs and outputs each by one rule.
 
-    All lengths are divided by the smallest factor, 1 or more, that puts their 99th percentile (nearest
-    rank) within the limit, rounded, and clipped to 1..limit. Declared output limits are scaled with the
-    outputs; of the prefix blocks as many stay as the shorter prompt needs, so that a block keeps its size.
-    Raises TraceError for a limit below 1, and for a prompt given as text whose length would change.
+    All lengths are divided by the smallest factor, 1 or more, that puts their 99th percentile (nearest rank) within the
+    limit, rounded, and clipped to 1..limit. Declared output limits are scaled with the outputs; of the prefix blocks as
+    many stay as the shorter prompt needs, so that a block keeps its size. Raises TraceError for a limit below 1, and
+    for a prompt given as text whose length would change.
     """
     for name, limit in (("max_input_tokens", max_input_tokens), ("max_output_tokens", max_output_tokens)):
         if limit < 1:
@@ -160,5 +159,5 @@ def _shortened(
 
 
 def at_once(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """The requests, all at 0 s, without targets, none waiting for another."""
+    """The requests, all at 0 s, without targets, and independent of each other."""
     return [replace(request, arrival_s=0.0, slo=NO_TARGETS, think_s=None) for request in requests]

@@ -1,4 +1,4 @@
-"""The rows of a trace file, whatever holds them, and the format that they are of."""
+"""Finds the format of a trace file, and reads its rows from whatever container."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from headway.traces.files import is_parquet, parquet_rows, text_lines
 from headway.traces.formats import ACCEPTED, AIPERF, FORMATS, OPEN_TELEMETRY, VLLM_LOG, Format
 
 Row = tuple[str, Cells | TraceError]
-"""The place of a row in the file as errors name it (`line 3`, `item 2` of an array), and its cells or what is wrong."""
+"""The position of a row as errors name it (`line 3`, `item 2` of an array), and its cells or its fault."""
 Rows = Iterator[Row]
 
 LOOKED_AT = 100
-"""Rows at the beginning, one of which tells the format: the first may be broken, or a request that failed."""
+"""Rows examined for the format: the first may be broken, or a request that failed."""
 MAX_CELL_CHARACTERS = 1 << 28
 """A prompt of a million tokens is a few million characters; Python's own limit, 131072, is too low."""
 _UNIT = re.compile(r"_(s|ms|us|ns|seconds)$")
@@ -46,10 +46,10 @@ _LAST_COMMA = re.compile(r",\s*\]\s*\Z")
 
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Format, Rows]]:
-    """The format of a file and its rows, which are read as they are asked for.
+    """The format of a file and its rows, read lazily.
 
     Raises TraceError, here or while rows are read, for a file of no accepted format and for faults that concern more
-    than a row; what is wrong with one row is in its place.
+    than a row; the fault of a single row takes the place of its cells.
     """
     if is_parquet(path):
         with closing(parquet_rows(path)) as table:  # type: ignore[type-var]
@@ -81,12 +81,12 @@ def _of_text(path: Path, lines: Generator[str, None, None]) -> tuple[Format, Row
 
 
 def form_of(names: Collection[str]) -> Format | None:
-    """The format that has these columns or keys; None if there is none."""
+    """The format with these columns or keys; None if there is none."""
     return next((form for form in FORMATS if form.fits(names)), None) or access_log(names)
 
 
 def _up_to_text(lines: Iterator[str]) -> Iterator[str]:
-    """The blank lines at the beginning, and the first that is not."""
+    """The leading blank lines, and the first other line."""
     for line in lines:
         yield line
         if line.strip():
@@ -134,7 +134,7 @@ def _records(path: Path, lines: Iterator[str]) -> Iterator[tuple[str, list[str] 
             return
         except csv.Error as error:
             fault = TraceError(f"{error}; accepted: comma-separated values")
-            if "end of data" in str(error):  # a quote that is never closed holds all rows behind it
+            if "end of data" in str(error):  # a quote that is never closed contains all following rows
                 raise TraceError(f"{path}, {place}: {fault}") from None
             yield place, fault
             continue
@@ -159,7 +159,7 @@ def _cells(header: list[str], records: Iterator[tuple[str, list[str] | TraceErro
 
 
 def _refuse_misspelt(path: Path, place: str, header: Iterable[str], form: Format) -> None:
-    """A misspelt target must not read as no target."""
+    """Raise for an unknown column that resembles a target: a misspelt target must not count as no target."""
     for name in header:
         stem = _UNIT.sub("", name.lower())
         meant = {stem, f"{stem}_s"} & set(form.optional)
@@ -171,7 +171,7 @@ def _refuse_misspelt(path: Path, place: str, header: Iterable[str], form: Format
 
 
 def _value(text: str | msgspec.Raw) -> Any:
-    """The value of a JSON text, with NaN and infinities as Python writes them. Raises TraceError for other text."""
+    """Parse JSON, with NaN and infinities as Python writes them. Raises TraceError for other text."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -201,7 +201,7 @@ def _items(path: Path, text: str) -> Iterator[Found]:
 
 
 def _objects(head: list[str], lines: Iterator[str]) -> Iterator[Found]:
-    """A JSON object a line, or objects of several lines each, one after another."""
+    """One JSON object a line, or consecutive objects of several lines each."""
     if isinstance(_tried(_without_comma(head[-1])), TraceError):
         text = "".join(chain(head, lines))
         try:
@@ -222,7 +222,7 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 
 def _concatenated(text: str) -> Iterator[Found]:
-    """Values one after another, of any number of lines each. Raises ValueError for other text."""
+    """Consecutive values, of any number of lines each. Raises ValueError for other text."""
     decoder, number, at = json.JSONDecoder(), 0, _BETWEEN.match(text).end()  # type: ignore[union-attr]
     while at < len(text):
         value, at = decoder.raw_decode(text, at)
@@ -232,7 +232,7 @@ def _concatenated(text: str) -> Iterator[Found]:
 
 
 def _of_objects(path: Path, found: Iterator[Found], kind: str) -> tuple[Format, Rows]:
-    """The format of JSON objects, told by the first that has the keys of one, and their rows."""
+    """The format of JSON objects, by the first that has the keys of one, and their rows."""
     first = next(found, None)
     if first is None:
         raise TraceError(f"{path} is empty; accepted: {ACCEPTED}")
@@ -247,7 +247,7 @@ def _of_objects(path: Path, found: Iterator[Found], kind: str) -> tuple[Format, 
 
 
 def _no_trace(seen: list[Found], first: Found) -> str:
-    """What is at the beginning of JSON that is no trace: faults alone, a format that is known, or an object's keys."""
+    """What is at the beginning of JSON that is no trace: only faults, a known format, or an object's keys."""
     place, value = next((each for each in seen if isinstance(each[1], dict)), seen[0])
     if isinstance(value, TraceError):
         return f"{place}: {value}"
@@ -258,7 +258,7 @@ def _no_trace(seen: list[Found], first: Found) -> str:
 
 
 def _object_cells(path: Path, form: Format, found: Iterator[Found]) -> Rows:
-    """The values of each object as the cells of a CSV, those under keys that the format does not have as empty ones."""
+    """The values of each object as cells of a CSV; values under unknown keys are empty."""
     known = {*form.columns, *form.optional}
     nothing = dict.fromkeys(form.columns, "")
     for place, value in found:
@@ -285,11 +285,11 @@ def _cell(key: str, value: object) -> str:
     return "" if value is None else str(value)
 
 
-# ---- what rows say of one another ---------------------------------------------------------------------------
+# ---- relations between rows ---------------------------------------------------------------------------------
 
 
 def _dated(form: Format, rows: Rows, kind: str) -> tuple[Format, Rows]:
-    """The format as it is called in such a file, with dates for times if the first time that there is one."""
+    """The format under its name for such a file, with dates as times if the first time is a date."""
     form = replace(form, name=f"{form.name} {kind}")
     seen = []
     for row in islice(rows, LOOKED_AT):
@@ -303,7 +303,7 @@ def _dated(form: Format, rows: Rows, kind: str) -> tuple[Format, Rows]:
 
 
 def with_delays(rows: Rows) -> Rows:
-    """aiperf's rows, those without a timestamp at their delay after the arrival of their session's row before."""
+    """aiperf's rows; those without a timestamp arrive their delay after their session's previous row."""
     last: dict[str, float] = {}
     for place, cells in rows:
         if isinstance(cells, TraceError):
@@ -322,7 +322,7 @@ def with_delays(rows: Rows) -> Rows:
 
 
 def outermost(rows: Rows) -> Rows:
-    """The spans that are in no other: a client's and its server's are of one request."""
+    """The spans that are in no other: a client's and its server's belong to one request."""
     spans = list(rows)
     known = {
         cells["spanId"] for _, cells in spans if not isinstance(cells, TraceError) and cells.get("spanId")

@@ -1,4 +1,4 @@
-"""Sessions in a closed loop: a turn comes when the answer before it has ended and its tool has run."""
+"""Sessions in a closed loop: a turn arrives after the previous answer has ended and its tool has run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from headway.errors import TraceError
 from headway.traces.request import TraceRequest
 
 ASSUMED_TOKEN_S = 0.02
-"""What a token of an answer is taken to have needed where a trace tells no think times."""
+"""Assumed seconds of an answer's token if a trace has no think times."""
 
 
 def closed_loop(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """The requests, whose later turns wait for the answers before them; think times that are told stay.
+    """The requests with later turns waiting for previous answers; given think times stay.
 
-    Other think times are the recorded gap between a turn's arrival and the one before, less ASSUMED_TOKEN_S for each
-    token of the answer between them, and not below 0. Raises TraceError where no session has a second turn.
+    Other think times are the recorded gap between a turn's arrival and the previous one, less ASSUMED_TOKEN_S for each
+    token of the answer in between, and not below 0. Raises TraceError if no session has a second turn.
     """
     last: dict[tuple[str, str], TraceRequest] = {}
     found = []
@@ -34,10 +34,11 @@ def closed_loop(requests: Sequence[TraceRequest]) -> list[TraceRequest]:
 
 
 def parted(requests: Iterable[TraceRequest]) -> tuple[Iterator[TraceRequest], dict[str, TraceRequest]]:
-    """The requests that come at their own time, in order, and by the id of a request the one that waits for its end.
+    """Split into requests with their own arrival times, in order, and a map from request id to the turn that follows
+    it.
 
-    Of a list all is known at once; what comes one by one may hold no request that waits, and is a TraceError. So are
-    turns that cannot be told apart by their ids.
+    A list is known completely; an iterator must have no waiting requests, else TraceError is raised. So it is for turns
+    that cannot be told apart by their ids.
     """
     if not isinstance(requests, Sequence):
         return map(_unbound, requests), {}
@@ -59,7 +60,7 @@ def parted(requests: Iterable[TraceRequest]) -> tuple[Iterator[TraceRequest], di
 
 
 def _follow(last: dict[tuple[str, str], TraceRequest], request: TraceRequest) -> TraceRequest | None:
-    """The turn before a request of its tenant's session, if there is one; the next follows this request."""
+    """The previous turn of this request's session and tenant, if there is one; records this request as the last."""
     if request.session is None:
         return None
     key = (request.tenant, request.session)
@@ -75,5 +76,5 @@ def _unbound(request: TraceRequest) -> TraceRequest:
 
 
 def after(request: TraceRequest, ended_s: float) -> TraceRequest:
-    """A request that waited for an answer that ended then, at the time at which it comes."""
+    """A waiting request with its arrival time, given when the previous answer ended."""
     return replace(request, arrival_s=ended_s + (request.think_s or 0.0))

@@ -1,4 +1,4 @@
-"""Workloads as one line of text, and traces from either such a line or a file."""
+"""Parses one-line descriptions of workloads, and loads a trace from such a line or a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Form(Generic[T]):
-    """A law or process as it is written: its parameters, and how it is built from their text."""
+    """The written form of a law or process: its parameters, and how to build it from their text."""
 
     required: tuple[str, ...]
     build: Callable[[Cells], T]
@@ -65,9 +65,9 @@ def load_trace(
     time_unit: str | None = None,
     strict: bool = False,
 ) -> list[TraceRequest]:
-    """The requests of a trace file, or of a workload if `source` is text that starts with `gen:`.
+    """The requests of a trace file, or of a workload if `source` starts with `gen:`.
 
-    `limit` keeps the first so many. Raises TraceError, as `read_trace` and `parse_workload` do.
+    `limit` keeps the first requests. Raises TraceError, as `read_trace` and `parse_workload` do.
     """
     if isinstance(source, str) and source.startswith(PREFIX):
         requests = parse_workload(source).requests()
@@ -76,7 +76,7 @@ def load_trace(
 
 
 def parse_workload(text: str) -> Workload:
-    """The workload that a line of text describes: arrivals first, then its parts, parted by slashes.
+    """Parse a workload: arrivals first, then its parts, separated by slashes.
 
     >>> workload = parse_workload("poisson:rate=8/input=sharegpt/output=zipf:theta=1.1,max=256/count=300")
     >>> workload.output_law
@@ -84,8 +84,8 @@ def parse_workload(text: str) -> Workload:
 
     `input` and `output` are a law with its parameters or the name of one of `NAMED_LAWS`. `seed` (0) and
     `max_output`, the limit that every request declares (none), may be left out, and so may a leading
-    `gen:`. With `turns=5/think=20` every arrival begins a conversation of five turns, each 20 seconds after the
-    one before in the mean, whose prompts repeat all that was said and add an input. Rates are in requests per
+    `gen:`. With `turns=5/think=20` every arrival begins a conversation of five turns, on average 20 seconds after
+    the one before, whose prompts repeat all that was said and add an input. Rates are in requests per
     second, of conversations then, times in seconds, lengths in tokens. Raises TraceError naming the part that is
     unknown, missing or out of range, and what is accepted.
     """

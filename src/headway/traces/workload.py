@@ -1,4 +1,4 @@
-"""Generated workloads: an arrival process and two length laws as a list of requests."""
+"""Generates workloads from an arrival process and two length laws."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from headway.traces.lengths import LengthLaw
 from headway.traces.request import TraceRequest
 
 _MOST_BLOCKS = 1 << 20
-"""More than the blocks of any conversation: keeps the names of one apart from another's."""
+"""More than the blocks of any conversation, so that block names of different conversations differ."""
 
 
 def conversation(
     number: int, arrivals_s: Sequence[float], said: Sequence[tuple[int, int]], max_output_tokens: int | None
 ) -> list[TraceRequest]:
-    """A request a turn, with ids as `7-0`, in the session `7`.
+    """One request for each turn, with ids such as `7-0`, in the session `7`.
 
-    `said` are each turn's new tokens and those of its answer; a prompt is all that was said before, and the new ones.
+    `said` has each turn's new tokens and those of its answer; a prompt is everything said before, and the new tokens.
     """
     before = accumulate((asked + answered for asked, answered in said), initial=0)
     first_block = number * _MOST_BLOCKS
@@ -48,15 +48,15 @@ def conversation(
 
 
 MAX_COUNT = 10_000_000
-"""More requests than this would fill the memory before the first is served."""
+"""Limit on memory: more requests would fill it before the first is served."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """All that decides a generated trace; equal workloads give equal requests.
+    """Everything that determines a generated trace; equal workloads give equal requests.
 
-    With more than one of `turns` every arrival begins a conversation: a turn's prompt is all that was said before it
-    and as much more as the input law says, and it comes `think_s` seconds after the one before, in the mean.
+    With more than one of `turns` every arrival begins a conversation: a turn's prompt is everything said before it plus
+    new tokens by the input law, and it comes `think_s` seconds after the previous one on average.
     """
 
     arrivals: ArrivalProcess
@@ -88,9 +88,9 @@ class Workload:
     def requests(self) -> list[TraceRequest]:
         """The requests in order of arrival, the first at 0 s, with ids `0`, `1`, ...
 
-        Arrivals, inputs, outputs and pauses have their own random streams: a change to one law leaves the others as
-        they were, and fewer arrivals are the beginning of more. An answer longer than `max_output_tokens` ends there,
-        and every request declares that limit. A turn's id is its conversation's and its own number, as `0-2`.
+        Arrivals, inputs, outputs and pauses have separate random streams: a change to one law leaves the others as they
+        were, and fewer arrivals are the beginning of more. An answer longer than `max_output_tokens` ends there, and
+        every request declares that limit. A turn's id is its conversation's and its own number, as `0-2`.
         """
         streams = np.random.SeedSequence(self.seed).spawn(4)
         arrival_rng, input_rng, output_rng, pause_rng = (np.random.default_rng(stream) for stream in streams)

@@ -1,4 +1,4 @@
-"""Traces out: requests as a Headway CSV, or as lines in Mooncake's format."""
+"""Writes requests as a Headway CSV, or as lines in Mooncake's format."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ OPTIONAL: dict[str, Callable[[TraceRequest], str]] = {
 
 
 def write_trace(requests: Sequence[TraceRequest], path: str | PathLike[str]) -> None:
-    """Write a Headway CSV, gzip if the name ends in `.gz`; equal requests give equal bytes.
+    """Write a Headway CSV, gzipped if the name ends in `.gz`; equal requests give equal bytes.
 
-    Columns in which no request says anything are left out. `read_trace` returns the same requests, if the
-    first arrives at 0. Raises TraceError for what it would refuse: no requests, arrivals out of order,
-    an id used twice, text that UTF-8 cannot hold; and for a path that cannot be written.
+    Empty columns are left out. `read_trace` returns the same requests, if the first arrives at 0. Raises TraceError for
+    what `read_trace` would refuse: no requests, arrivals out of order, a repeated id, text that UTF-8 cannot hold; and
+    for a path that cannot be written.
     """
     target = Path(path)
     _check(requests)
@@ -56,10 +56,9 @@ def write_trace(requests: Sequence[TraceRequest], path: str | PathLike[str]) -> 
 
 
 def write_mooncake(requests: Sequence[TraceRequest], path: str | PathLike[str]) -> None:
-    """Write JSON lines with Mooncake's keys, times in milliseconds, gzip if the name ends in `.gz`.
+    """Write JSON lines with Mooncake's keys, times in milliseconds, gzipped if the name ends in `.gz`.
 
-    Such lines have arrivals, lengths and prefix blocks, and nothing else of a request. Raises TraceError as
-    `write_trace` does.
+    Such lines have arrivals, lengths and prefix blocks, and nothing else. Raises TraceError as `write_trace` does.
     """
     _check(requests)
     lines = (

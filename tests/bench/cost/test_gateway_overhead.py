@@ -216,7 +216,7 @@ async def test_connections_send_one_request_after_another_until_time_is_up(stub:
 
 
 async def answered_with(answer: bytes) -> Heard:
-    """What the client makes of a server that answers so and closes."""
+    """The client's reading of a server that sends this answer and closes."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""What `bench/gain/batch_beside.py` sends and draws."""
+"""The stream and the pictures of `bench/gain/batch_beside.py`."""
 
 from __future__ import annotations
 

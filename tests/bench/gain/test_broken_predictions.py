@@ -55,7 +55,7 @@ TARGETS = Targets(interactive=Slo(ttft_s=2.0, tbt_s=0.2), patient=Slo(ttft_s=40.
 
 
 def learned() -> LearnedCost:
-    """From 40 steps of 1 ms and a millisecond more for each job."""
+    """A cost model that learned from 40 steps of 1 ms plus a millisecond for each job."""
     cost = LearnedCost(steps=StepTimeModel())
     for number in range(40):
         shape = BatchShape()

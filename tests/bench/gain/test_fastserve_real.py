@@ -24,7 +24,7 @@ from headway.errors import ConfigError
 
 @pytest.fixture
 def measured(tmp_path: Path) -> Measured:
-    """Of streams of 2 s, at a capacity of 10 requests a second."""
+    """Results of streams of 2 s, at a capacity of 10 requests a second."""
     found = Measured(tmp_path, SHORT, 2.0)
     found.open()
     (tmp_path / "prepared.json").write_bytes(

@@ -1,4 +1,4 @@
-"""What `bench/gain/routers.py` sends and sums up."""
+"""The workloads and sums of `bench/gain/routers.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `bench/gain/scaling.py` sends, and the rules that it compares Headway's with."""
+"""The workload of `bench/gain/scaling.py`, and the rules that it compares Headway's with."""
 
 from __future__ import annotations
 

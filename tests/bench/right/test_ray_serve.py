@@ -1,4 +1,4 @@
-"""What the bench of a killed replica counts, and what it calls wrong; Ray itself is not needed for that."""
+"""The counts of the bench of a killed replica, and its verdicts; Ray itself is not needed for that."""
 
 from __future__ import annotations
 

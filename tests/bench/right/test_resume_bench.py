@@ -1,4 +1,4 @@
-"""What the bench of dying streams counts as the same, as an error and as lost."""
+"""How the bench of dying streams classifies a stream: as the same, as an error or as lost."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_another_version_lies_over_the_compiled_parts_and_is_found_by_its_number
 
 
 def found(version: str, **of_lora: Any) -> dict[str, Any]:
-    """As much of a version's result as is told."""
+    """The part of a version's result that the report uses."""
     nothing = dict.fromkeys(("unexplained", "watchdog_faults", "policy_faults", "unended"), 0)
     row = {**nothing, "leaked": 0, "unlike_stock": 0, "errors": [], "served": POLICY, **of_lora}
     return {

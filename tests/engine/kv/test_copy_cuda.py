@@ -1,4 +1,4 @@
-"""What a GPU's copier moves and in how many transfers, on CPU tensors: no stream and no GPU is in this."""
+"""Which bytes a GPU's copier moves, and in how many transfers, on CPU tensors: no stream and no GPU is involved."""
 
 from __future__ import annotations
 

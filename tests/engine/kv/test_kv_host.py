@@ -113,7 +113,7 @@ def test_more_than_the_machine_has_is_refused() -> None:
 
 
 def started_with(**transfer_config: Any) -> Any:
-    """As much of vLLM's configuration as is read."""
+    """The part of vLLM's configuration that is read."""
     return SimpleNamespace(kv_transfer_config=SimpleNamespace(**transfer_config))
 
 

@@ -55,7 +55,7 @@ def worker_over(
 
 
 def reported(worker: KvWorker, *numbers: int) -> CopyReport:
-    """What is reported up to when these orders have ended."""
+    """Everything reported until these orders have ended."""
     total = CopyReport()
     while not set(numbers) <= {*total.done, *total.failed}:
         time.sleep(1e-4)  # the copies' own threads want the interpreter too

@@ -45,7 +45,7 @@ class Noting:
 
 
 class Service:
-    """What a front end has of a length service that predicts."""
+    """The front end's part of a length service that predicts."""
 
     def __init__(self, predictor: Noting) -> None:
         self.prefixes = SharedPrefix(least_prompts=2, least_pieces=2)

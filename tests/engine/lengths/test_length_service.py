@@ -15,7 +15,7 @@ SPEC = "learned"
 
 
 def config(**settings: Any) -> Any:
-    """What of vLLM's configuration is read."""
+    """The part of vLLM's configuration that is read."""
     return SimpleNamespace(additional_config={"headway": settings})
 
 

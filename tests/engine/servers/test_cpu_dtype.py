@@ -1,4 +1,4 @@
-"""In which numbers a CPU computes fastest."""
+"""The number type in which a CPU computes fastest."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ if child.returncode:
 
 
 def ended(error: str, tmp_path: Path) -> list[str]:
-    """What a parent says at its end when a child of its raises this; no file of theirs is left."""
+    """The last lines of a parent when a child of its raises this error; none of their files may be left."""
     done = subprocess.run(
         [sys.executable, "-c", PARENT, CHILD.format(error=error)],
         env={"TMPDIR": str(tmp_path), "PYTHONPATH": os.environ.get("PYTHONPATH", "")},

@@ -40,7 +40,7 @@ class Scene:
         return self
 
     def plan(self, leaving: tuple[Job, ...] = ()) -> StepPlan:
-        """What the batching wants."""
+        """The batching's plan."""
         return self.batching.plan(self.view, self.order, leaving)
 
     def admit(self, plan: StepPlan, *jobs: Job) -> None:

@@ -1,4 +1,4 @@
-"""Who starts beside residents whose answers are still to come; blocks of 4."""
+"""Which jobs start beside residents whose answers are still to come; blocks of 4."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class SharedKernel(LinearCost):
 
 
 def prompts(*tokens: int) -> list[Job]:
-    """So many tokens each, nothing of them computed."""
+    """Jobs with prompts of these lengths, none of them computed."""
     return [make_job(f"p{number}", prompt=count) for number, count in enumerate(tokens)]
 
 

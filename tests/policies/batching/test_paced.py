@@ -1,4 +1,4 @@
-"""How long a step may be, by hand: a tenth of a second a token (`LinearCost`), blocks of 4."""
+"""The longest permitted step, by hand: a tenth of a second a token (`LinearCost`), blocks of 4."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_prompts_share_what_there_is_in_rank_order() -> None:
 
 
 def carried_out(plan: StepPlan, *, starts: bool = True) -> StepOutcome:
-    """What came of a plan, with newcomers or without: jobs that have computed what they were granted."""
+    """The outcome of a plan, with newcomers or without: jobs have computed the tokens they were granted."""
     tokens: dict[Job, int] = {}
     left = plan.token_budget
     for job in (*plan.run, *(plan.admit if starts else ())):

@@ -1,4 +1,4 @@
-"""Who may pause, by hand: a longest step of 2 s, at 10 s."""
+"""Which jobs may pause, by hand: a longest step of 2 s, at 10 s."""
 
 from __future__ import annotations
 

@@ -79,7 +79,9 @@ def test_a_share_lies_between_none_and_all(share: float) -> None:
 
 @dataclass(frozen=True)
 class ToldCost(LinearCost):
-    """What a policy is told of steps that follow a law: prompts take `wrong` times as long as they do."""
+    """A policy's wrong cost model for steps that follow a law: it predicts that prompts take `wrong` times as long
+    as they do.
+    """
 
     law: Linear
     wrong: float = 1.0
@@ -108,7 +110,7 @@ STREAM, TIMES = 64, 64
 def beside(
     share: float, law: Linear, *, wrong: float = 1.0, asynchronous: bool = False
 ) -> tuple[float, float]:
-    """What part of the time the decodes of a stream had, and how many times as long as alone a prompt took."""
+    """The share of time that the decodes of a stream had, and the slowdown of a prompt relative to being alone."""
     steps: list[tuple[float, float, set[str]]] = []
 
     def build(cost: CostModel) -> Policy:

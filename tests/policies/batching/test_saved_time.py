@@ -1,4 +1,4 @@
-"""What streams save of the time that a token may take, and what prompts it pays for, by hand."""
+"""The time that streams save while tokens come faster than their target, and the prompts it pays for, by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How few prompt tokens are worth a step, by hand: 1 s whatever is in it and a hundredth of a second a token."""
+"""The smallest worthwhile number of prompt tokens in a step, by hand: 1 s for any step and a hundredth of a second
+a token.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def most_tokens(
     num_waiting: int = 0,
     graphed_tokens: int = 512,
 ) -> int:
-    """Of a step of these, with 8,192 tokens and ample memory unless told otherwise, while so many more wait."""
+    """The most tokens of a step with these settings, by default with 8,192 tokens and ample memory, while this many
+    more jobs wait.
+    """
     waiting = [*admit, *(make_job(f"waits {number}") for number in range(num_waiting))]
     view = StepView(
         max_run=256, max_resident=256, total_blocks=8000, free_blocks=free_blocks, waiting=waiting
@@ -276,7 +280,7 @@ def tokens(*prompts: Job, run: tuple[Job, ...] = (), least: int = 500, budget: i
 
 
 def prompt(id_: str, due_s: float) -> Job:
-    """Of 4,000 tokens, the first token due in so many seconds."""
+    """A prompt of 4,000 tokens, with its first token due in this many seconds."""
     return make_job(id_, prompt=4000, slo=Slo(ttft_s=due_s))
 
 

@@ -1,4 +1,4 @@
-"""Who runs, who starts and who pauses; the shorter prompt ranks higher in all of these scenes."""
+"""Which jobs run, start and pause; the shorter prompt ranks higher in all of these scenes."""
 
 from __future__ import annotations
 

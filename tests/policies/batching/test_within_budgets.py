@@ -1,4 +1,6 @@
-"""What a step gives to whom, by hand: time in tenths of a second a token, blocks of 4, first come first served."""
+"""The tokens that a step grants to each job, by hand: time in tenths of a second a token, blocks of 4, first come
+first served.
+"""
 
 from __future__ import annotations
 
@@ -229,7 +231,7 @@ def test_bad_settings_are_refused(settings: dict[str, Any], message: str) -> Non
 
 @st.composite
 def scenes(draw: st.DrawFn) -> Scene:
-    """Some who decode, some in mid-prompt and some who wait, with little of everything."""
+    """Scenes with some decodes, some jobs in mid-prompt and some waiting, with few resources of each kind."""
     targets = st.none() | st.sampled_from([0.3, 1.0, 3.0])
 
     def slo() -> Slo:

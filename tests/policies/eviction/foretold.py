@@ -26,9 +26,9 @@ class Foretold(KeyedOrder):
         return (self.soon_s[job], job.id)
 
     def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
-        """As told."""
+        """The times that the test has set."""
         return [self.soon_s[job] for job in jobs]
 
     def num_at_first(self, levels: int) -> int:
-        """As told, if anybody asks for some."""
+        """The number that the test has set."""
         return self.at_first if levels else 0

@@ -22,7 +22,7 @@ def resident(id_: str, blocks: int, waited_s: float = 10.0) -> Job:
 
 
 def stage(*residents: Job, free: int = 0, host: int = 100, seats: int = 8, **fields: Any) -> StepView:
-    """What a policy sees; nothing of anybody is on the host yet."""
+    """A policy's view of the engine; nothing is on the host yet."""
     fields.setdefault("missing_blocks", lambda job: -(-job.num_tokens // 4) - free)
     return StepView(
         now_s=NOW_S,
@@ -61,7 +61,7 @@ NEWCOMER = make_job("new")
 
 
 def evicted(eviction: Eviction, view: StepView, run: list[Job] | None = None) -> StepPlan:
-    """What an eviction makes of a plan that runs all residents, or those given, and starts a newcomer."""
+    """An eviction's result for a plan that runs all residents, or the given ones, and starts a newcomer."""
     plan = StepPlan(
         run=view.residents if run is None else run, admit=[NEWCOMER], token_budget=view.max_tokens
     )
@@ -79,7 +79,7 @@ class Prices:
 
     @property
     def kv_tokens(self) -> int:
-        """Not known."""
+        """Unknown."""
         return 0
 
     def prefill_s(self, num_tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""Who goes for whom, by hand: blocks of 4, one slot a job."""
+"""Which job makes room for which, by hand: blocks of 4, one slot a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def swap_if_room(job: Job, has_room: bool) -> Fate | None:
 
 
 def later(leaves: NextService, comes: NextService) -> bool:
-    """Whoever is served later goes."""
+    """Whether the leaving job is served later than the coming one."""
     return leaves > comes
 
 

@@ -1,4 +1,4 @@
-"""Who has to go, worked out by hand: blocks of 4, and residents whose next token opens one each."""
+"""Which jobs have to leave, worked out by hand: blocks of 4, and residents whose next token opens one each."""
 
 from __future__ import annotations
 

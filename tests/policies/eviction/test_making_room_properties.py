@@ -1,4 +1,4 @@
-"""Whoever plans ahead never leaves the fill rule short, and takes from the end of the ranking."""
+"""An eviction that plans ahead never leaves the fill rule short, and takes victims from the end of the ranking."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def plan(
     eviction: Proactive | None = None,
     **settings: Any,
 ) -> StepPlan:
-    """What becomes of a step in which `runs` runs; two blocks are kept idle unless told otherwise."""
+    """The plan of a step in which `runs` runs; two blocks are kept idle by default."""
     settings = {"idle_jobs": 2, "burst_levels": 0, **settings}
     made = eviction or Proactive(prices or Prices(), **settings)
     soon_s = {RUNS: 0.0, **soon_s}

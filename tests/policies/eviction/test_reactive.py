@@ -108,7 +108,7 @@ SHORT, LONG = resident("short", 2), resident("long", 8)
 
 
 def fate(prices: Prices | None, *done: Job, host: int = 100, **settings: bool) -> Fate:
-    """What becomes of the victim, long: 8 blocks, 32 tokens; the host has a copy of those done."""
+    """The fate of the victim, which has 8 blocks, 32 tokens; the host has a copy of those done."""
     view = copied(stage(SHORT, LONG, free=1, host=host), *done)
     plan = evicted(Cheapest(prices, serial=True, **settings), view)
     assert (list(plan.preempt), ids(plan.run), list(plan.admit)) == ([LONG], ["short"], [])

@@ -1,4 +1,4 @@
-"""Who leaves for a newcomer that is overdue or can be in time: blocks of 4, 100 in all."""
+"""Which job leaves for a newcomer that is overdue or can be in time: blocks of 4, 100 in all."""
 
 from __future__ import annotations
 

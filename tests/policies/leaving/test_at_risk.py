@@ -126,7 +126,7 @@ def urgent(id_: str = "a", **fields: Any) -> Job:
 
 
 def left_at(now_s: float, rule: AtRisk, plan: StepPlan = IDLE) -> list[str]:
-    """Who leaves at that time."""
+    """The jobs that leave at that time."""
     leaving = rule.leave_unserved(view(now_s), plan)
     assert set(leaving.values()) <= {Departure.HAND_OFF}
     return ids(leaving)
@@ -210,7 +210,7 @@ def test_the_longest_step_elsewhere_is_an_engines_not_an_lp_instances() -> None:
 
 
 def left_with(now_s: float, rule: AtRisk, *tokens: int, told_s: float | None = None) -> list[str]:
-    """Who leaves at that time, where so many tokens wait at each instance elsewhere."""
+    """The jobs that leave at that time, where this many tokens wait at each other instance."""
     seen = view(now_s, waiting_elsewhere=list(tokens), told_elsewhere_s=now_s if told_s is None else told_s)
     return ids(rule.leave_unserved(seen, IDLE))
 

@@ -16,7 +16,7 @@ class _Account:
 
 @dataclass
 class NaiveQueues:
-    """Who is where, for jobs that take `token_s` a token."""
+    """The level of each job, for jobs that take `token_s` a token."""
 
     quantum_s: float
     token_s: float
@@ -50,7 +50,7 @@ class NaiveQueues:
         return next(level for level, queue in self.queues.items() if job in queue)
 
     def ranked(self) -> list[Job]:
-        """All live jobs, the first first."""
+        """All live jobs in rank order."""
         return [job for level in sorted(self.queues) for job in self.queues[level]]
 
     def arrive(self, job: Job) -> None:
@@ -82,7 +82,9 @@ class NaiveQueues:
         self.idle = [job for job in self.idle if job not in running] + stopped
 
     def _due(self, now_s: float) -> list[tuple[Job, int, float]]:
-        """Who goes to which level, and how long it may run there: first who sinks, then who is promoted."""
+        """Each job's next level, and how long it may run there: first the jobs that sink, then those that are
+        promoted.
+        """
         due = []
         for job in self.running:
             if self.accounts[job].used_s > self.accounts[job].allowance_s:

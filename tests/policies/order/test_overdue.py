@@ -15,12 +15,12 @@ from tests.strategies import UNTIMED, ids, make_job
 
 
 def nobody(jobs: Sequence[Job], now_s: float) -> list[Job]:
-    """All are late."""
+    """A ranking in which all jobs are late."""
     return []
 
 
 def overdue(*jobs: Job, patience_s: float = 60.0) -> Overdue:
-    """With these jobs."""
+    """The order with these jobs."""
     found = Overdue(patience_s)
     for job in jobs:
         found.add(job)

@@ -33,7 +33,7 @@ from tests.strategies import UNTIMED, decoding, ids, make_job, prefilling
 
 
 def usual_after(*lengths: int) -> LengthEstimate:
-    """What is usual usual_after answers of these lengths."""
+    """The usual length after answers of these lengths."""
     usual = UsualLength()
     for tokens in lengths:
         usual.learn(tokens)
@@ -274,7 +274,7 @@ def test_a_long_prompt_that_came_before_step_times_were_known_waits_for_a_short_
 
 
 def after(*lengths: int) -> GittinsWork:
-    """What is known after answers of these lengths."""
+    """The estimator after answers of these lengths."""
     work = GittinsWork(PerToken())
     for tokens in lengths:
         work.learn(decoding(output=tokens))

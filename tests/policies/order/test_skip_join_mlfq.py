@@ -45,7 +45,7 @@ class Desk:
         self.order.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens=dict.fromkeys(running, 1)))
 
     def levels(self, *jobs: Job) -> list[int]:
-        """Where they are."""
+        """The level of each job."""
         return [self.order.level_of(job) for job in jobs]
 
 
@@ -462,7 +462,7 @@ def test_the_next_change_is_when_somebody_moves_and_no_sooner(
 
 
 def levels_if_they_run_on(twins: Twins, running: list[Job], until_s: float) -> list[int]:
-    """Where all would be if nothing happened until then."""
+    """The levels of all jobs if nothing happened until then."""
     order, live, runs_on = deepcopy((twins.order, twins.live, running))
     order.observe(StepOutcome(now_s=until_s, plan=StepPlan(), tokens=dict.fromkeys(runs_on, 1)))
     return [order.level_of(job) for job in live]

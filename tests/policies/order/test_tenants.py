@@ -166,7 +166,7 @@ class Waiting:
             self.index.place(tenant)
 
     def plainly(self) -> Sequence[Job]:
-        """All jobs by the rule."""
+        """All jobs ranked by the plain rule."""
         left, found = dict(self.keys), []
         quanta = {job.tenant: self.shares.quantum(job.tenant) * QUANTUM_S for job in left}
         while left:

@@ -1,1 +1,1 @@
-"""KV that leaves the device and comes back: a KV connector of vLLM, its two sides, and the copies."""
+"""KV that leaves the device and comes back: Headway's KV connector with its two sides, and the copies."""

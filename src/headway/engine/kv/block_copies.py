@@ -1,4 +1,4 @@
-"""Copies of KV blocks between device and host, timed on the worker that holds them."""
+"""Measures copies of KV blocks between device and host, on the worker that holds the blocks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ OnWorkers = Callable[..., list[Any]]
 
 MAX_BLOCKS = 256
 REPETITIONS = 7
-"""Copies of each size; the median of them counts."""
+"""Copies of each size; their median counts."""
 _CACHES_BYTES = 2**27
 """More than a processor's caches hold."""
 _TIMES_A_COPY = 512
-"""So many times its own bytes displace a copy, without a wait for those of a few; a KV block has 10^5 and more."""
+"""A copy is evicted from the caches by touching this many times its bytes, so a copy of few bytes does not wait for
+a full flush. A KV block has 10^5 bytes and more.
+"""
 
 
 class CopyDirection(StrEnum):
-    """Which way blocks are copied."""
+    """Direction of a copy."""
 
     TO_HOST = "to_host"
     TO_DEVICE = "to_device"
@@ -31,7 +33,7 @@ class CopyDirection(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TimedCopy:
-    """One size of copy: bytes of all workers together, seconds of the slowest."""
+    """One measured copy: bytes of all workers together, seconds of the slowest worker."""
 
     direction: CopyDirection
     num_bytes: int
@@ -39,10 +41,10 @@ class TimedCopy:
 
 
 def measure_copies(on_workers: OnWorkers, num_blocks: int) -> list[TimedCopy]:
-    """Copies of 1, 2, 4, ... of an idle engine's blocks both ways, a few seconds in all.
+    """Measure copies of 1, 2, 4, ... blocks of an idle engine in both directions; takes a few seconds.
 
-    `on_workers` runs a function on each worker. Blocks get back what they held. Raises ConfigError if the
-    engine keeps no KV in blocks.
+    `on_workers` runs a function on each worker. The blocks get their contents back. Raises ConfigError if the engine
+    keeps no KV in blocks.
     """
     answers = on_workers(copies_on_worker, num_blocks)
     by_size: dict[tuple[str, int], list[tuple[int, float]]] = {}
@@ -78,7 +80,7 @@ def _counts(num_blocks: int) -> list[int]:
 
 
 def _layers(caches: Sequence[Any], num_blocks: int) -> Iterator[tuple[Any, int]]:
-    """Each layer's tensor and which of its dimensions counts blocks; layouts differ by platform."""
+    """Yield each layer's tensor and the dimension that counts blocks; layouts differ by platform."""
     import torch
 
     for cache in caches:
@@ -91,7 +93,7 @@ def _layers(caches: Sequence[Any], num_blocks: int) -> Iterator[tuple[Any, int]]
 def _time_both_ways(
     layers: Sequence[tuple[Any, int]], count: int, num_blocks: int
 ) -> Iterator[tuple[CopyDirection, int, float]]:
-    """Median seconds of a copy of `count` blocks, spread over the pool, to the host and back again."""
+    """Yield the median seconds of copying `count` blocks, spread over the pool, to the host and back."""
     import torch
 
     on_device = layers[0][0].device
@@ -99,7 +101,7 @@ def _time_both_ways(
     blocks = torch.linspace(1, num_blocks, count).to(torch.int64).to(on_device)
     pinned = on_device.type == "cuda"
     staged = [cache.index_select(dim, blocks) for cache, dim in layers]
-    # Where device and host are one memory, a copy is one move: gathering the blocks, or scattering them.
+    # Device and host share one memory here, so a copy is a single move: gathering the blocks, or scattering them.
     host = (
         [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in staged] if pinned else staged
     )
@@ -120,13 +122,13 @@ def _time_both_ways(
     elsewhere = torch.zeros(min(_CACHES_BYTES, _TIMES_A_COPY * num_bytes), dtype=torch.uint8)
     clock = _cuda_seconds if pinned else partial(_host_seconds, elsewhere)
     for direction, copy in ((CopyDirection.TO_HOST, save), (CopyDirection.TO_DEVICE, restore)):
-        copy()  # the first one pays for allocations
+        copy()  # the first copy pays for allocations
         times = sorted(clock(copy) for _ in range(REPETITIONS))
         yield direction, num_bytes, times[len(times) // 2]
 
 
 def _host_seconds(elsewhere: Any, copy: Callable[[], None]) -> float:
-    """Seconds of a copy that finds none of its blocks in the caches: a step reads the weights before a swap begins."""
+    """Seconds of a copy with cold caches, since a step reads the weights before a swap begins."""
     elsewhere.add_(1)
     started = time.perf_counter()
     copy()
@@ -134,7 +136,7 @@ def _host_seconds(elsewhere: Any, copy: Callable[[], None]) -> float:
 
 
 def _cuda_seconds(copy: Callable[[], None]) -> float:
-    """Seconds on the device's own clock; the host only waits."""
+    """Seconds by the device's clock; the host only waits."""
     import torch
 
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

@@ -1,4 +1,4 @@
-"""The KV connector vLLM loads: one class, whose scheduler side decides and whose worker side copies."""
+"""The KV connector that vLLM loads: its scheduler side decides, its worker side copies."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ logger = logging.getLogger(__name__)
 
 
 class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
-    """Passes vLLM's questions on: on the scheduler's side to `swaps`, on a worker to `worker`.
+    """Forwards vLLM's calls: on the scheduler's side to `swaps`, on a worker to `worker`.
 
-    Without a scheduler of Headway's, or for a model whose KV cannot be copied, it says that there is nothing
-    to load and does nothing.
+    Without Headway's scheduler, or for a model whose KV cannot be copied, the connector reports nothing to load and
+    does nothing.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """No: a preempted request's tokens in flight are delivered, its KV is saved where that is decided."""
+        """False: vLLM may deliver a preempted request's tokens in flight. Saving its KV is decided elsewhere."""
         return False
 
     @classmethod
     def supports_sleep_mode(cls, kv_transfer_config: Any) -> bool:
-        """No: workers keep views of KV tensors, which sleep mode maps anew. vLLM asks from 0.33 on."""
+        """False: workers keep views of KV tensors, and sleep mode maps those anew. vLLM asks from 0.33 on."""
         return False
 
     # ---- the scheduler's side ----------------------------------------------------------------------
@@ -64,13 +64,13 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How much of a swapped request is to be copied back, and whether while other steps run."""
+        """Tokens of a swapped request to copy back, and whether the copy runs beside other steps."""
         return (0, False) if self.swaps is None else self.swaps.matched(request, num_computed_tokens)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        """A request is admitted: copies into its blocks can start."""
+        """A request is admitted: copies into its blocks may start."""
         if self.swaps is not None:
             self.swaps.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
@@ -79,7 +79,7 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return CopyOrders() if self.swaps is None else self.swaps.orders()
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
-        """Hear which copies are done."""
+        """Learn which copies are done."""
         report = connector_output.kv_connector_worker_meta
         if self.swaps is not None and report is not None:
             self.swaps.hear(report)
@@ -89,13 +89,13 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return self.swaps is not None and self.swaps.waits_for_blocks()
 
     def has_pending_push_work(self) -> bool:
-        """Whether steps are needed only to hear that copies are done."""
+        """Whether steps are needed only to learn that copies are done."""
         return self.swaps is not None and self.swaps.copies.busy
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """Blocks may be freed at once: those that copies need are held by references of their own."""
+        """Let vLLM free the blocks at once: copies hold references to those that they need."""
         return False, None
 
     def reset_cache(self) -> bool:
@@ -105,7 +105,7 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     # ---- a worker's side ---------------------------------------------------------------------------
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Take host memory for the layers' blocks, unless nothing of this model's will be copied."""
+        """Allocate host memory for the layers' blocks, unless this model's KV is never copied."""
         from headway.engine.kv.worker_side import KvWorker
 
         config = self._kv_cache_config
@@ -121,37 +121,37 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self.worker = KvWorker.over(kv_caches, config, num_host_blocks, host.bytes_per_s)
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Called before anything of a step runs: copies start, serial ones are waited for."""
+        """Runs before everything else in a step: start the copies, and wait for the serial ones."""
         if self.worker is not None:
             assert isinstance(kv_connector_metadata, CopyOrders)
             self.worker.start(kv_connector_metadata)
 
     def has_connector_metadata(self) -> bool:
-        """No layer has anything to wait for or to save, so vLLM need not ask each of them."""
+        """False: no layer has to wait or to save, so vLLM need not ask each of them."""
         return False
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Nothing: `handle_preemptions` has started what is to be loaded."""
+        """Nothing: `handle_preemptions` has started the loads."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: a step's own loads are waited for before it begins."""
+        """Nothing: loads that a step needs are finished before the step begins."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
         """Nothing: whole blocks are saved between steps."""
 
     def wait_for_save(self) -> None:
-        """Nothing: blocks being saved are held by the scheduler until it hears that they are."""
+        """Nothing: the scheduler holds the blocks of a save until the worker reports it done."""
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Device blocks a failed serial copy left without their KV; vLLM has them computed again."""
+        """Device blocks whose serial copy failed; vLLM computes their KV again."""
         return set() if self.worker is None else self.worker.take_invalid_blocks()
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
-        """Which copies have been done since it was last asked."""
+        """The copies that finished since the last call."""
         return None if self.worker is None else self.worker.report()
 
     def shutdown(self) -> None:
-        """End the copies under way."""
+        """End the copies that are under way."""
         if self.worker is not None:
             self.worker.close()
 
@@ -159,7 +159,7 @@ class HeadwayConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 def swaps_of(
     engine: KvPort, admission: Admission, listeners: StepListeners, *, serial: bool
 ) -> KvSwaps | None:
-    """The swaps of a scheduler whose engine has Headway's connector and a model whose KV can be copied."""
+    """Make the swaps of a scheduler; None without Headway's connector, or if the model's KV cannot be copied."""
     connector = engine.connector
     if not isinstance(connector, HeadwayConnector):
         return None

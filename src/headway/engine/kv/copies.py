@@ -1,4 +1,4 @@
-"""Copies of KV blocks between device and host: how they are ordered, and how a worker makes them."""
+"""Copies of KV blocks between device and host: the orders, and the workers' copiers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadat
 
 @dataclass(frozen=True, slots=True)
 class CopyOrder:
-    """Blocks to copy one way, each device block with its host block; `number` is how both sides call it."""
+    """Blocks to copy in one direction, each device block with its host block. `number` identifies the order on both
+    sides.
+    """
 
     number: int
     device_blocks: tuple[int, ...]
@@ -23,7 +25,7 @@ class CopyOrder:
 
 @dataclass
 class CopyOrders(KVConnectorMetadata):  # type: ignore[misc]
-    """A step's copies: those to the host come first, then those back. With `serial` the step waits for them."""
+    """A step's copies: those to the host run first, then those to the device. With `serial` the step waits for them."""
 
     serial: bool = False
     to_host: list[CopyOrder] = field(default_factory=list)
@@ -32,9 +34,10 @@ class CopyOrders(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclass
 class CopyReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """What workers have done since they last said: for each order, how many of them, and the slowest's seconds.
+    """What workers finished since their last report: for each order the number of workers, and the slowest one's
+    seconds.
 
-    `failed` counts workers likewise. `waited_s` is what steps' compute waited for copies, `forward_s` what their
+    `failed` counts workers in the same way. `waited_s` is how long steps waited for copies, `forward_s` how long
     forward passes took, each of the slowest worker.
     """
 
@@ -44,7 +47,7 @@ class CopyReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     forward_s: float = 0.0
 
     def aggregate(self, other: CopyReport) -> CopyReport:
-        """The report of both."""
+        """Merge two reports."""
         done, failed = dict(self.done), dict(self.failed)
         for number, (workers, seconds) in other.done.items():
             before, slowest = done.get(number, (0, 0.0))
@@ -57,43 +60,43 @@ class CopyReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
 
 class Ticket(Protocol):
-    """A copy under way."""
+    """A copy that is under way."""
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Whether the copy has ended, successfully or not."""
 
     def wait(self) -> float:
-        """Wait for its end; returns the seconds it took, raises what went wrong."""
+        """Wait for the end. Returns the seconds that the copy took; raises its error."""
 
 
 class BlockCopier(Protocol):
-    """Copies blocks between device and host, each direction in the order asked for."""
+    """Copies blocks between device and host, in order within each direction."""
 
     def save(self, order: CopyOrder) -> Ticket:
-        """Start to copy to the host what the device's earlier work leaves in these blocks."""
+        """Start a copy to the host, after all earlier work of the device."""
 
     def restore(self, order: CopyOrder) -> Ticket:
-        """Start to copy back; the device's later work finds it once the ticket is done."""
+        """Start a copy to the device. Later work of the device may use the blocks once the ticket is done."""
 
     def close(self) -> None:
-        """End the copies under way."""
+        """End the copies that are under way."""
 
 
 def pieces(order: CopyOrder, most: int) -> Iterator[tuple[list[int], list[int]]]:
-    """An order's device and host blocks, `most` at a time."""
+    """Split an order into pieces of at most `most` device and host blocks."""
     for at in range(0, len(order.device_blocks), most):
         yield list(order.device_blocks[at : at + most]), list(order.host_blocks[at : at + most])
 
 
 PIECE_BLOCKS = 64
-"""Blocks moved at a time: what is gathered on the way takes that much memory."""
+"""Blocks moved at a time. The staging buffer has this size."""
 
 
 class CpuCopier:
-    """One thread a direction, so that a copy runs beside the step's own threads where cores are free.
+    """Copies with one thread for each direction, so that copies run beside a step where cores are free.
 
-    `bytes_per_s` makes a copy last at least as long as a link of that bandwidth would take; it may be set anew
-    while none is under way. Host memory holds a block's layers together.
+    `bytes_per_s` stretches a copy to the time that a link of this bandwidth would take. It may be changed while no copy
+    is under way. Host memory holds a block's layers together.
     """
 
     def __init__(
@@ -107,15 +110,15 @@ class CpuCopier:
         self._to_device = ThreadPoolExecutor(1, "kv-to-device")
 
     def save(self, order: CopyOrder) -> CpuTicket:
-        """Start to copy to the host; the step before has ended, since it ran on this thread."""
+        """Start a copy to the host. The step before has ended, since it ran on this thread."""
         return CpuTicket(self._to_host.submit(self._timed, self._gather, order))
 
     def restore(self, order: CopyOrder) -> CpuTicket:
-        """Start to copy back."""
+        """Start a copy to the device."""
         return CpuTicket(self._to_device.submit(self._timed, self._scatter, order))
 
     def close(self) -> None:
-        """Wait for the copies that have begun; the others are dropped."""
+        """Wait for copies that have begun; drop the others."""
         self._to_host.shutdown(cancel_futures=True)
         self._to_device.shutdown(cancel_futures=True)
 
@@ -144,24 +147,25 @@ class CpuTicket:
         self._future = future
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the copy has ended."""
         return self._future.done()
 
     def wait(self) -> float:
-        """Seconds it took."""
+        """Wait for the copy; return its seconds."""
         return self._future.result()
 
 
 GPU_PIECE_BLOCKS = 32
-"""Blocks moved at a time: what is gathered on the device on the way takes that much of its memory."""
+"""Blocks moved at a time. The staging buffer on the device has this size."""
 
 
 class CudaCopier:
-    """One stream a direction, ordered after the compute submitted before; the host only submits.
+    """Copies with one CUDA stream for each direction, ordered after the compute submitted before. The host only
+    submits.
 
-    A block's layers lie together in host memory, so blocks that do too are one transfer over the link; on the device
-    they are gathered and scattered at its own bandwidth. Every transfer and every layer costs the host a submission of
-    some 25 us, for which the engine waits. `bytes_per_s` is a lower bound on how long a copy lasts, as it is reported.
+    A block's layers lie together in host memory, so neighbouring blocks are one transfer over the link. On the device
+    the layers are gathered and scattered at the device's own bandwidth. Each transfer and each layer costs the host a
+    submission of some 25 us, for which the engine waits. `bytes_per_s` limits the reported bandwidth from above.
     """
 
     def __init__(
@@ -170,9 +174,9 @@ class CudaCopier:
         self._layers = list(layers)
         self._device = layers[0].device
         shape = (len(layers), *layers[0].shape[1:])
-        # Pinned afterwards, by vLLM's own: what PyTorch allocates pinned it rounds up to a power of two.
+        # Pinned afterwards with vLLM's function: PyTorch rounds pinned allocations up to a power of two.
         self._host = torch.empty((num_host_blocks, *shape), dtype=layers[0].dtype)
-        from vllm.v1.simple_kv_offload.cuda_mem_ops import pin_tensor  # which a vLLM without CUDA may lack
+        from vllm.v1.simple_kv_offload.cuda_mem_ops import pin_tensor  # absent from a vLLM without CUDA
 
         pin_tensor(self._host)
         self._block_bytes = self._host[0].nbytes
@@ -181,15 +185,15 @@ class CudaCopier:
         self._to_device = _Link(torch.cuda.Stream(self._device))
 
     def save(self, order: CopyOrder) -> CudaTicket:
-        """Start to copy to the host, once the compute submitted so far is done."""
+        """Start a copy to the host, after the compute submitted so far."""
         return self._submit(order, self._to_host, self._gather)
 
     def restore(self, order: CopyOrder) -> CudaTicket:
-        """Start to copy back, once the compute submitted so far, which may read these blocks, is done."""
+        """Start a copy to the device, after the compute submitted so far, which may still read these blocks."""
         return self._submit(order, self._to_device, self._scatter)
 
     def close(self) -> None:
-        """Wait for the copies under way."""
+        """Wait for the copies that are under way."""
         self._to_host.stream.synchronize()
         self._to_device.stream.synchronize()
 
@@ -210,7 +214,9 @@ class CudaCopier:
         return CudaTicket(start, end, link.due_s, least_s)
 
     def _on_device(self, blocks: list[int]) -> torch.Tensor:
-        """From pinned memory: from any other the host would wait for all that the stream waits for."""
+        """Move block numbers to the device from pinned memory; from other memory the host would wait for the whole
+        stream.
+        """
         return torch.tensor(blocks, pin_memory=True).to(self._device, non_blocking=True)
 
     def _gather(self, device_blocks: torch.Tensor, host_blocks: list[int]) -> None:
@@ -228,7 +234,7 @@ class CudaCopier:
 
 
 def in_host_order(order: CopyOrder) -> CopyOrder:
-    """The copy with its blocks in the order in which they lie in host memory. O(blocks log)."""
+    """Sort an order's blocks as they lie in host memory. O(blocks log)."""
     pairs = sorted(zip(order.host_blocks, order.device_blocks, strict=True))
     return replace(
         order,
@@ -238,7 +244,7 @@ def in_host_order(order: CopyOrder) -> CopyOrder:
 
 
 def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Where each stretch of blocks that lie together begins in the list, its first block, and how many they are."""
+    """Yield each run of consecutive blocks: its index in the list, its first block, and its length."""
     start = 0
     for at in range(1, len(blocks) + 1):
         if at == len(blocks) or blocks[at] != blocks[at - 1] + 1:
@@ -248,7 +254,7 @@ def runs(blocks: Sequence[int]) -> Iterator[tuple[int, int, int]]:
 
 @dataclass(slots=True)
 class _Link:
-    """One direction: its stream, and until when a link of the bandwidth given would be taken."""
+    """One direction: its stream, and the time at which a link of the given bandwidth would be free."""
 
     stream: torch.cuda.Stream
     due_s: float = 0.0
@@ -256,7 +262,7 @@ class _Link:
 
 @dataclass(frozen=True, slots=True)
 class CudaTicket:
-    """A copy on one of the streams; not done before `due_s`, since it is to last `least_s` at least."""
+    """A copy on one of the streams. It is done at `due_s` at the earliest, since it has to last `least_s`."""
 
     start: torch.cuda.Event
     end: torch.cuda.Event
@@ -264,11 +270,11 @@ class CudaTicket:
     least_s: float
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Whether the copy has ended."""
         return bool(self.end.query()) and time.perf_counter() >= self.due_s
 
     def wait(self) -> float:
-        """Seconds it took on the device's own clock, or was to last at least."""
+        """Wait for the copy. Returns its seconds by the device's clock, or `least_s` if that is more."""
         self.end.synchronize()
         time.sleep(max(0.0, self.due_s - time.perf_counter()))
         return max(self.least_s, float(self.start.elapsed_time(self.end)) / 1e3)

@@ -1,4 +1,4 @@
-"""Blocks of vLLM's pool that stay for agent programs while their tools run."""
+"""Blocks of vLLM's pool that are kept for agent programs while their tools run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from headway.engine.step.ports import StepPort
 
 
 class KeptVllmBlocks:
-    """vLLM's block pool as `KeptPrograms` needs it: a reference keeps a block from other requests, as a hit does."""
+    """Gives `KeptPrograms` access to vLLM's block pool. A held reference protects a block from reuse, as a cache
+    hit does.
+    """
 
     def __init__(self, manager: Any) -> None:
         self._manager = manager
@@ -25,19 +27,22 @@ class KeptVllmBlocks:
         return free
 
     def keep(self, job: Job) -> Sequence[int]:
-        """Hold a reference to those of a request's blocks that others can find."""
+        """Hold references to those blocks of a request that other requests can find."""
         blocks = [self._pool.blocks[block] for block in self._manager.get_block_ids(job.id)[0]]
         found = [block for block in blocks if block.block_hash is not None]
         self._pool.touch(found)
         return [block.block_id for block in found]
 
     def let_go(self, blocks: Sequence[int]) -> None:
-        """Give the references back, as vLLM does: the last block is taken first."""
+        """Release the references in vLLM's order: the last block is reused first."""
         self._pool.free_blocks([self._pool.blocks[block] for block in reversed(blocks)])
 
 
 def kept_programs_of(engine: StepPort, admission: Admission) -> KeptPrograms | None:
-    """What is kept for programs; None where the policy keeps nothing, or no single block stands for all before it."""
+    """Make the store of kept programs.
+
+    None if the policy keeps nothing, or if a block does not imply all blocks before it.
+    """
     manager, rule = engine.kv_cache_manager, engine.guard.policy.retention
     if rule is None or not (manager.enable_caching and admission.one_block_for_all_layers):
         return None

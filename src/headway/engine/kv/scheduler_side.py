@@ -1,4 +1,4 @@
-"""The scheduler's side of swapping: `core.host_copies` decides, in vLLM's own block pool."""
+"""The scheduler's side of swapping: applies the decisions of `core.host_copies` to vLLM's block pool."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class VllmBlocks:
-    """vLLM's block pool as copies need it; blocks go by vLLM's own numbers."""
+    """vLLM's block pool as the copies need it. Blocks are named by vLLM's numbers."""
 
     def __init__(self, manager: Any, block_size: int) -> None:
         self._manager = manager
@@ -39,7 +39,7 @@ class VllmBlocks:
         self._pins: Counter[int] = Counter()
 
     def blocks(self, job: Job) -> Sequence[int]:
-        """The blocks a request holds, in the order of its tokens."""
+        """The blocks of a request, in the order of its tokens."""
         ids: Sequence[int] = self._manager.get_block_ids(job.id)[0]
         return ids
 
@@ -49,7 +49,7 @@ class VllmBlocks:
         self._pins.update(blocks)
 
     def unpin(self, blocks: Sequence[int]) -> None:
-        """Give the references back, as vLLM does: the last block is taken first."""
+        """Release the references in vLLM's order: the last block is reused first."""
         for block in blocks:
             self._pins[block] -= 1
             if not self._pins[block]:
@@ -58,7 +58,7 @@ class VllmBlocks:
 
     @contextmanager
     def let_go(self) -> Iterator[None]:
-        """Hold no references for a moment, in which nothing may be allocated."""
+        """Release all references for the duration of the block, in which nothing may be allocated."""
         pinned = list(self._pins.elements())
         for block in pinned:
             self.unpin([block])
@@ -69,19 +69,19 @@ class VllmBlocks:
 
     @property
     def coming_free(self) -> int:
-        """Blocks that nothing but copies holds; O(blocks pinned)."""
+        """Blocks that only copies hold; O(blocks pinned)."""
         blocks = self._pool.blocks
         return sum(blocks[block].ref_cnt == pins for block, pins in self._pins.items())
 
     @property
     def num_pins(self) -> int:
-        """Blocks pinned, once for each copy."""
+        """Number of pins; a block counts once for each copy."""
         return self._pins.total()
 
 
 @dataclass(slots=True)
 class _Ordered:
-    """A copy its workers have been told of, and how many have not answered."""
+    """A copy that was sent to the workers, and how many of them have not answered."""
 
     copy: Copy
     workers_left: int
@@ -90,11 +90,11 @@ class _Ordered:
 
 
 class KvSwaps:
-    """Answers vLLM's questions to a KV connector for a `PolicyScheduler`, and follows what its workers report.
+    """Answers vLLM's calls to a KV connector for a `PolicyScheduler`, and follows the workers' reports.
 
-    Serial copies count as done when they are ordered: workers make the step wait for them, and later steps
-    come later. Others hold references to their device blocks until every worker has answered. `found_tokens` are
-    those found on the device of each swapped job that could come back when vLLM asked in the step being filled.
+    Serial copies count as done once ordered, since workers finish them before the step. Other copies hold references to
+    their device blocks until every worker has answered. `found_tokens` has, for each swapped job that could come back
+    when vLLM asked in this step, the tokens found on the device.
     """
 
     def __init__(
@@ -130,12 +130,13 @@ class KvSwaps:
     def _in_flight(self, job: Job) -> bool:
         return bool(self._engine.requests[job.id].num_in_flight_tokens)
 
-    # ---- what vLLM asks while it admits ------------------------------------------------------------
+    # ---- what vLLM asks while it admits --------------------------------------------------------------------
 
     def matched(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
-        """Tokens of a swapped request to copy back past those found on the device, and whether beside the steps.
+        """How many tokens of a swapped request to copy back beyond those found on the device, and whether
+        asynchronously.
 
-        (None, False) while it cannot come back.
+        (None, False) while the request cannot come back.
         """
         job: Job = self._engine.jobs[request.request_id]
         if job.state is not JobState.SWAPPED:
@@ -149,7 +150,7 @@ class KvSwaps:
     def allocated(
         self, request: Request, blocks: Sequence[int], num_external_tokens: int, *, in_batch: bool = True
     ) -> None:
-        """A request has its blocks: it is admitted, with or without a place `in_batch`, or runs again at last."""
+        """A request got its blocks: it is admitted (with a place `in_batch` or without), or runs again."""
         job: Job = self._engine.jobs[request.request_id]
         if job.state is JobState.RESIDENT:
             self.copies.runs(job)
@@ -168,15 +169,17 @@ class KvSwaps:
             self.requests.back(job)
 
     def leave(self, request: Request, fate: Fate | None, *, is_void: bool) -> Fate:
-        """Let a request go from the device; what becomes of its KV, which counts for nothing if it `is_void`.
+        """Let a request leave the device, and return what becomes of its KV. KV that `is_void` is not worth keeping.
 
-        A preemption without a `fate` is vLLM's own. Blocks are wanted at once then, so only KV that the host has
+        Without a `fate` the preemption is vLLM's own. Its blocks are needed at once, so only KV that is on the host
         already is swapped.
         """
         engine, job = self._engine, self._engine.jobs[request.request_id]
-        # Drafts in flight may be refused after the copy, so how much of the KV will count is not known yet.
+        # Drafts in flight may be refused after the copy, so the number of valid tokens is not known yet.
         uncertain = bool(engine.num_spec_tokens and request.num_in_flight_tokens)
-        if request.skip_reading_prefix_cache or is_void or uncertain:  # not loaded again, or void
+        if (
+            request.skip_reading_prefix_cache or is_void or uncertain
+        ):  # vLLM would not load the KV again, or it is void
             fate = Fate.RECOMPUTE
         elif fate is None:
             fate = self.copies.shortage_fate(job)
@@ -185,7 +188,7 @@ class KvSwaps:
         return left_as
 
     def put_back(self, request: Request, fate: Fate) -> None:
-        """Preempt a request that has come back, or is about to, and has not run."""
+        """Preempt a request that came back, or is coming back, and has not run."""
         job = self._engine.jobs[request.request_id]
         self._engine.preempted[job] = self.copies.leave(job, fate)
         self._engine.counters.put_backs += 1
@@ -193,7 +196,7 @@ class KvSwaps:
         self.copies.advance(job)
 
     def ran(self, request_ids: Iterable[str]) -> None:
-        """A step's output is back: host copies of requests that ran are void, swapped ones are copied at last."""
+        """A step's output arrived: drop the host copies of requests that ran; start the copies of swapped ones."""
         if not (self.copies.awaited or self._engine.ledger.swapped):
             return
         for job in filter(None, map(self._engine.jobs.get, request_ids)):
@@ -203,7 +206,7 @@ class KvSwaps:
 
     @contextmanager
     def given_up(self, *, returned_too: bool) -> Iterator[None]:
-        """Forget all that the host has, and hold no blocks, while the prefix cache is reset."""
+        """Drop everything on the host, and hold no blocks, while the prefix cache is reset."""
         self.requests.give_up_all(returned_too=returned_too)
         with self.device.let_go():
             yield
@@ -214,9 +217,9 @@ class KvSwaps:
         self.found_tokens.pop(job, None)
 
     def waits_for_blocks(self) -> bool:
-        """Whether a step short of blocks should end here: copies that are on their way hold some.
+        """Whether a step short of blocks should end here, because copies under way will free some.
 
-        No request is admitted in such a step. That lasts PATIENCE_S at a time at most.
+        vLLM then admits no request in this step. This lasts at most PATIENCE_S at a time.
         """
         if not self.device.coming_free:
             self._short_since_s = None
@@ -229,10 +232,12 @@ class KvSwaps:
         self._engine.close_admission()
         return True
 
-    # ---- orders and reports ------------------------------------------------------------------------
+    # ---- orders and reports --------------------------------------------------------------------------------
 
     def orders(self) -> CopyOrders:
-        """The copies that start with the step being scheduled, which is filled but for its prefetches."""
+        """The copies that start with the step being scheduled; called when the step is filled but for its
+        prefetches.
+        """
         plan = self._engine.step.plan
         if plan.prefetch and not self._engine.short_of_blocks:
             self.requests.prefetch(plan)
@@ -247,7 +252,7 @@ class KvSwaps:
         return orders
 
     def hear(self, report: CopyReport) -> None:
-        """Workers have answered: a copy that all of them have made is done, one that any could not has failed."""
+        """Read a worker report: a copy is done when all workers made it, and failed if any could not."""
         counters = self._engine.counters
         counters.copy_wait_s += report.waited_s
         counters.forward_s += report.forward_s
@@ -284,7 +289,7 @@ class KvSwaps:
                 self.requests.back(copy.job)
 
     def _learn(self, copy: Copy, seconds: float) -> None:
-        """Count a copy that all workers have made, the slowest of them in `seconds`, and learn what copies cost."""
+        """Count a finished copy, and learn what copies cost from the slowest worker's `seconds`."""
         counters, cost, num_blocks = self._engine.counters, self._engine.cost, len(copy.blocks)
         if copy.direction is Direction.TO_HOST:
             counters.swapped_out_blocks += num_blocks
@@ -304,7 +309,7 @@ class KvSwaps:
 
 
 class SwappedRequests:
-    """Puts requests back, fetches them ahead of need, and has them computed again when copies failed them."""
+    """Puts requests back, prefetches them, and has them computed again when a copy failed."""
 
     def __init__(
         self, engine: KvPort, swaps: KvSwaps, admission: Admission, listeners: StepListeners
@@ -315,7 +320,7 @@ class SwappedRequests:
         self._swaps = swaps
 
     def put_back(self, request: Request) -> None:
-        """Take the blocks of a request that has come back, or is about to, and has not run; it waits again."""
+        """Take the blocks of a request that came back, or is coming back, and has not run; the request waits again."""
         engine = self._engine
         engine.kv_holding_waiting.remove_request(request)
         engine.kv_cache_manager.free(request)
@@ -328,13 +333,13 @@ class SwappedRequests:
         request.num_preemptions += 1
         engine.waiting.prepend_request(request)
 
-    # ---- ahead of need -----------------------------------------------------------------------------
+    # ---- prefetches ----------------------------------------------------------------------------------------
 
     def prefetch(self, plan: StepPlan) -> None:
-        """Bring the plan's swapped requests back without a place in the batch, from slots and blocks that are left.
+        """Bring the plan's swapped requests back without a place in the batch, into free slots and blocks.
 
-        vLLM does so only in its admission loop; these are the calls it makes there. Called when that is over,
-        for a step that was not short of blocks.
+        vLLM does this only inside its admission loop; the calls here are the same. Called after that loop, in a step
+        that was not short of blocks.
         """
         engine = self._engine
         slots = engine.max_num_running_reqs - len(engine.running) - len(engine.kv_holding_waiting)
@@ -347,7 +352,7 @@ class SwappedRequests:
                 slots -= 1
 
     def _fetch(self, request: Request) -> bool:
-        """Allocate for a swapped request and start to copy its KV back; False if it does not fit."""
+        """Allocate blocks for a swapped request and start the copy; False if the request does not fit."""
         engine = self._engine
         manager = engine.kv_cache_manager
         found, num_local, *_ = manager.get_computed_blocks(request)
@@ -379,7 +384,7 @@ class SwappedRequests:
         return True
 
     def back(self, job: Job) -> None:
-        """All of a request's KV is back: vLLM may resume it."""
+        """All KV of a request is back: vLLM may resume it."""
         engine = self._engine
         engine.finished_recving_kv_req_ids.add(job.id)
         engine._set_kv_fetch_stage(engine.requests[job.id], KV_FETCH_COMPLETED_WAITING)
@@ -387,7 +392,7 @@ class SwappedRequests:
     # ---- KV that is lost ---------------------------------------------------------------------------
 
     def lost(self, job: Job) -> None:
-        """What the host had of a request is lost: it is computed again."""
+        """The host lost a request's KV: the request is computed again."""
         engine = self._engine
         engine.counters.lost_copies += 1
         if job.state is JobState.SWAPPED:
@@ -397,12 +402,14 @@ class SwappedRequests:
             engine.preempted[job] = Fate.RECOMPUTE
 
     def give_up(self, job: Job) -> None:
-        """Forget what the host has of a request that is swapped, or back and has not run."""
+        """Drop the host copy of a request that is swapped, or is back and has not run."""
         self._swaps.copies.forget(job)
         self.lost(job)
 
     def give_up_all(self, *, returned_too: bool) -> None:
-        """Forget what the host has of every swapped request, and of those on their way back or back."""
+        """Drop the host copies of all swapped requests and of those coming back; with `returned_too`, of those that
+        are back.
+        """
         engine = self._engine
         for job in list(engine.ledger.swapped.values()):
             self.give_up(job)
@@ -410,10 +417,10 @@ class SwappedRequests:
             self.give_up(engine.jobs[request.request_id])
 
     def distrust(self, invalid_blocks: Collection[int]) -> None:
-        """A step ran without KV that it had waited for: whatever may have come of these blocks is dropped.
+        """A step ran without KV that it should have waited for: drop everything that may stem from these blocks.
 
-        Requests that hold them, shared ones too, are computed again, and so are those swapped out with output
-        in flight. That output was sampled on nothing; vLLM's own recovery would deliver the next step's.
+        Requests that hold the blocks, shared ones too, are computed again, and so are requests swapped out with output
+        in flight. That output was sampled on missing KV. vLLM's own recovery would deliver the next step's output.
         """
         engine = self._engine
         for request in [request for request in engine.running if self._holds(request, invalid_blocks)]:
@@ -434,7 +441,7 @@ class SwappedRequests:
         return not set(blocks).isdisjoint(ids)
 
     def _not_resumed(self) -> list[Request]:
-        """Requests that have come back from the host, or are about to, and have not run since."""
+        """Requests that came back from the host, or are coming back, and have not run since."""
         engine, returned = self._engine, self._swaps.copies.returned
         held = engine.kv_holding_waiting
         return [request for request in held if engine.jobs[request.request_id] in returned]

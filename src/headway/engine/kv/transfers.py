@@ -1,4 +1,6 @@
-"""What a KV connector of another package moves: loads under way, and blocks of ended requests that it still reads."""
+"""Follows what another package's KV connector moves: loads under way, and blocks of ended requests that it still
+reads.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from headway.engine.step.ports import StepPort
 logger = logging.getLogger(__name__)
 
 LATE_S = 60.0
-"""A load or a read that takes longer is reported, once. Connectors give up by themselves, some after minutes."""
+"""A load or read that takes longer is reported once. Connectors give up by themselves, some after minutes."""
 
 
 @dataclass(slots=True)
 class _Hold:
-    """Blocks that the connector writes or reads, and since when."""
+    """Blocks that the connector reads or writes, and the start time."""
 
     since_s: float
     blocks: Sequence[int]
@@ -31,11 +33,11 @@ class _Hold:
 
 
 class Transfers:
-    """Follows the KV that another's connector moves for a `PolicyScheduler`. It decides nothing about that KV.
+    """Follows the KV that another package's connector moves for a `PolicyScheduler`. Decides nothing about that KV.
 
-    When vLLM asks, the connector says how much of a request it holds, if it knows by then, and whether that is loaded
-    beside the steps. A request that loads so holds blocks and waits in vLLM's `kv_holding_waiting`. Its job stays
-    WAITING until it runs. A request that ends while the connector reads or writes its blocks keeps them until then.
+    When vLLM asks, the connector says how many tokens of a request it holds (if it knows yet), and whether it loads
+    them asynchronously. A request with such a load holds blocks and waits in vLLM's `kv_holding_waiting`; its job stays
+    WAITING until it runs. If a request ends while the connector still uses its blocks, the blocks stay until then.
     """
 
     def __init__(self, engine: StepPort, admission: Admission) -> None:
@@ -49,7 +51,7 @@ class Transfers:
         engine.connector.get_num_new_matched_tokens = self._answer
 
     def _answer(self, request: Request, num_local_tokens: int) -> tuple[int | None, bool]:
-        """Pass vLLM's question on, and keep the connector's answer."""
+        """Forward vLLM's question, and remember the connector's answer."""
         answer: tuple[int | None, bool] = self._ask(request, num_local_tokens)
         tokens, is_beside = answer
         self._beside[request.request_id] = tokens or 0 if is_beside else 0
@@ -62,9 +64,10 @@ class Transfers:
     # ---- before a step -----------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Begin a step: put into the view what the connector holds. O(loads and reads under way).
+        """Begin a step: enter into the view what the connector holds. O(loads and reads under way).
 
-        Each request that the connector has not decided on costs a prefix lookup, here and not in vLLM's own loop.
+        Each request on which the connector is undecided costs a prefix lookup. The lookup happens here instead of in
+        vLLM's loop.
         """
         engine, view = self._engine, self._engine.view
         if self._ended:
@@ -81,11 +84,12 @@ class Transfers:
         self._report()
 
     def admit_loaded(self, plan: StepPlan) -> None:
-        """Put the jobs whose KV is there before the others that a plan admits, in the order in which loads began.
+        """Put jobs whose KV is loaded before the other jobs that a plan admits, in the order in which their loads
+        began.
 
-        That holds under every policy, as in vLLM: such a job holds blocks for which others may wait, and the policy
-        chose it when its load began. One that does not fit yet ends admission, as in vLLM. A plan that pauses residents
-        counts on the jobs that it admits, so then such a one is left out.
+        As in vLLM this holds under every policy: the job holds blocks for which others may wait, and the policy chose
+        it when its load began. A loaded job that does not fit ends admission, as in vLLM. If a plan pauses residents to
+        admit particular jobs, a loaded job that does not fit is left out instead.
         """
         loaded = [job for job in self._jobs() if self.is_loaded(job) and job not in plan.leave]
         if not loaded:
@@ -97,7 +101,7 @@ class Transfers:
         plan.admit = [*loaded, *others]
 
     def is_loaded(self, job: Job) -> bool:
-        """Whether nothing but seats and memory keeps a job that holds blocks from starting. O(1)."""
+        """Whether only seats and memory keep a job with blocks from starting. O(1)."""
         return self._admission.not_ready(self._engine.requests[job.id]) is None
 
     def _jobs(self) -> Iterable[Job]:
@@ -110,22 +114,24 @@ class Transfers:
         return len({block for hold in holds for block in hold.blocks})
 
     def _ask_again(self, request: Request) -> None:
-        """Ask for a request that was undecided, as vLLM does in every step: a policy is to know before it chooses."""
+        """Ask again about an undecided request, as vLLM does in every step, so that the policy knows before it
+        chooses.
+        """
         _, num_local, *_ = self._engine.kv_cache_manager.get_computed_blocks(request)
         self._answer(request, num_local - num_local % self._engine.block_size)
 
     def is_undecided(self, request: Request) -> bool:
-        """Whether the connector could not say, when it was last asked, what it holds of a waiting request. O(1)."""
+        """Whether the connector's last answer about a waiting request was "not known yet". O(1)."""
         return request.request_id in self._undecided
 
     def loads_beside(self, request: Request) -> int:
-        """The tokens that a load beside the steps would bring, by the connector's newest answer; 0 for none."""
+        """Tokens that an asynchronous load would bring, by the connector's newest answer; 0 for none."""
         return 0 if request.num_computed_tokens else self._beside.get(request.request_id, 0)
 
     # ---- after a step ------------------------------------------------------------------------------
 
     def filled(self) -> None:
-        """vLLM has filled a step: note the loads that began, forget those that are over. O(loads under way)."""
+        """vLLM has filled a step: note the loads that began, forget those that ended. O(loads under way)."""
         engine, held = self._engine, self._engine.kv_holding_waiting
         if not (self._loads or held):
             return
@@ -137,7 +143,7 @@ class Transfers:
         self._loads = loads
 
     def ended(self, request: Request) -> None:
-        """A request has ended; its blocks may be held until the connector is done with them."""
+        """A request ended; the connector may hold its blocks a while longer."""
         request_id = request.request_id
         self._undecided.discard(request_id)
         self._beside.pop(request_id, None)
@@ -147,7 +153,7 @@ class Transfers:
             self._ended[request_id] = _Hold(self._engine.clock(), _blocks(manager, request))
 
     def failed(self) -> None:
-        """Loads of running requests have failed: their jobs have as much computed as vLLM says now. O(residents)."""
+        """Loads of running requests failed: update how many tokens their jobs have computed. O(residents)."""
         for job in self._engine.ledger.residents:
             computed = self._engine.requests[job.id].num_computed_tokens
             job.recomputed_tokens += max(0, job.num_computed_tokens - computed)
@@ -157,17 +163,17 @@ class Transfers:
 
     @property
     def holds_blocks(self) -> bool:
-        """Whether the connector holds blocks that will come free, or a loaded request that has not run does."""
+        """Whether the connector holds blocks that will come free, or blocks of a loaded request that has not run."""
         pending: bool = self._engine.connector.has_pending_block_frees()
         return pending or bool(self._loads or self._ended)
 
     def _report(self) -> None:
-        """Tell of transfers that take too long, once of each: a request whose KV never comes waits for ever."""
+        """Warn once of each transfer that takes too long: a request whose KV never comes waits for ever."""
         now_s = self._engine.clock()
         for what, holds in (("load", self._loads), ("read", self._ended)):
             for request_id, hold in holds.items():
                 if now_s - hold.since_s < LATE_S:
-                    break  # those behind it began later
+                    break  # the remaining ones began later
                 if not hold.told:
                     hold.told = True
                     self._engine.counters.late_transfers += 1
@@ -178,15 +184,15 @@ class Transfers:
 
 
 def _blocks(manager: Any, request: Request) -> list[int]:
-    """The blocks that a request holds, of all groups of layers."""
+    """The blocks of a request, over all groups of layers."""
     return [block for group in manager.get_block_ids(request.request_id) for block in group]
 
 
 def transfers_of(engine: StepPort, admission: Admission) -> Transfers | None:
-    """What follows a scheduler's KV connector; None without one, or where it is Headway's own."""
+    """Follow a scheduler's KV connector; None without one, and for Headway's own."""
     return Transfers(engine, admission) if is_anothers(engine.vllm_config.kv_transfer_config) else None
 
 
 def is_anothers(kv_transfer_config: Any) -> bool:
-    """Whether a configuration starts a KV connector, and that is not Headway's own."""
+    """Whether a configuration starts a KV connector other than Headway's."""
     return kv_transfer_config is not None and kv_transfer_config.kv_connector != CONNECTOR

@@ -1,4 +1,4 @@
-"""A worker's side of swapping: carries out the scheduler's copies and says when they are done."""
+"""A worker's side of swapping: carries out the scheduler's copies and reports their end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REPORT_STEPS = 64
-"""A report costs a step some ten microseconds on its way, so without a copy there is one every so many steps."""
+"""Steps between reports if no copy ends: a report costs its step some ten microseconds."""
 
 
 @dataclass(slots=True)
@@ -37,11 +37,11 @@ class _UnderWay:
 
 
 class KvWorker:
-    """Starts a step's copies before anything else of the step, and reports those that have ended.
+    """Starts a step's copies before the rest of the step, and reports those that have ended.
 
-    A copy that fails leaves its host blocks spoiled, until they are written again: a copy back from a spoiled
-    block fails too. Of a serial one back, whose step is about to run, the device blocks are reported as
-    invalid, which makes vLLM compute them again.
+    A failed copy to the host spoils its host blocks until they are written again; copying a spoiled block back fails
+    too. If a serial copy back fails just before its step, its device blocks are reported as invalid, so that vLLM
+    computes them again.
     """
 
     def __init__(self, copier: BlockCopier, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -62,9 +62,9 @@ class KvWorker:
         num_host_blocks: int,
         bytes_per_s: float | None,
     ) -> KvWorker:
-        """A worker that copies between these layers' blocks and host memory taken now.
+        """Make a worker for copies between these layers' blocks and newly allocated host memory.
 
-        Raises ConfigError if there is not enough of it.
+        Raises ConfigError if the machine lacks the memory.
         """
         copier = CudaCopier if next(iter(kv_caches.values())).device.type == "cuda" else CpuCopier
         layers = [block_first(cache, kv_cache_config.num_blocks) for cache in kv_caches.values()]
@@ -77,7 +77,7 @@ class KvWorker:
             ) from error
 
     def start(self, orders: CopyOrders) -> None:
-        """Start a step's copies: first those to the host, whose device blocks the step may write."""
+        """Start a step's copies. Those to the host come first, since the step may overwrite their device blocks."""
         began_s = self._clock()
         for order in orders.to_host:
             self._attempt(order, self.copier.save, to_host=True, serial=orders.serial)
@@ -88,9 +88,10 @@ class KvWorker:
             self._report.waited_s += self._forward_since_s - began_s
 
     def report(self) -> CopyReport | None:
-        """What has been done since the last report; called when a step's forward pass has been submitted.
+        """What ended since the last report; called after a step's forward pass was submitted.
 
-        None if no copy has ended: the passes' times are told with the next that does, or every REPORT_STEPS steps.
+        None if no copy has ended. Times of forward passes are sent with the next finished copy, or every REPORT_STEPS
+        steps.
         """
         if self._forward_since_s is not None:
             self._report.forward_s += self._clock() - self._forward_since_s
@@ -106,18 +107,18 @@ class KvWorker:
         return report
 
     def take_invalid_blocks(self) -> set[int]:
-        """Device blocks that the step just run found without their KV."""
+        """Device blocks that were without their KV in the step that just ran; reading clears them."""
         invalid, self._invalid = self._invalid, set()
         return invalid
 
     def close(self) -> None:
-        """End the copies under way."""
+        """End the copies that are under way."""
         self.copier.close()
 
     def _take_ended(self) -> list[_UnderWay]:
-        """Copies that have ended, each direction's in the order they were asked for.
+        """Remove the copies that have ended, in order within each direction.
 
-        One may end between two looks at those before it; it is then left for the next report, as they are.
+        A copy that ends just after an earlier one was seen unfinished waits for the next report.
         """
         ended: list[_UnderWay] = []
         left: list[_UnderWay] = []
@@ -164,10 +165,10 @@ class KvWorker:
 
 
 def block_first(cache: torch.Tensor, num_blocks: int) -> torch.Tensor:
-    """A view of a layer's KV whose first dimension counts blocks; where that is differs by platform.
+    """View a layer's KV with blocks as the first dimension; layouts differ by platform.
 
-    An attention kernel may have its own, smaller blocks, several of them to one of vLLM's. Raises ConfigError
-    for a layer that is not kept in blocks.
+    An attention kernel may use smaller blocks, several for each of vLLM's. Raises ConfigError for a layer without
+    blocks.
     """
     for dimension, size in enumerate(cache.shape):
         if size == num_blocks:

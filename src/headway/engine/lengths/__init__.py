@@ -1,1 +1,1 @@
-"""Answer lengths predicted as requests arrive, beside vLLM's API server, and learned from answers that end."""
+"""Answer lengths: predicted when requests arrive, beside vLLM's API server, and learned from finished answers."""

@@ -1,4 +1,4 @@
-"""Lengths of answers, predicted as requests arrive and learned as answers end, and their metrics."""
+"""Predicts answer lengths when requests arrive, learns when answers end, and counts both in metrics."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _GAUGES = {
 
 
 class ForecastErrors(NamedTuple):
-    """How far off a prediction was, in tokens."""
+    """The errors of one prediction, in tokens."""
 
     absolute_tokens: float
     pinball_tokens: float
 
 
 class NoForecast(StrEnum):
-    """Why a request has no prediction: too little is known yet, the predictor raised, or too many requests wait."""
+    """Why a request has no prediction: too little was learned yet, the predictor raised, or too many requests wait."""
 
     UNKNOWN = "unknown"
     FAILED = "failed"
@@ -52,19 +52,19 @@ class NoForecast(StrEnum):
 
 @cache
 def _counter(name: str, *labels: str) -> Counter:
-    """Made at first use, so that a server that predicts nothing shows none."""
+    """Make a counter at its first use, so that a server without predictions shows none."""
     text = _COUNTERS.get(name, "Requests without a predicted length, by reason")
     return Counter(name, text, ["api_server", *labels])
 
 
 @cache
 def _gauge(name: str) -> Gauge:
-    # With several API servers each process writes its own series, told apart by the label and not by its number.
+    # With several API servers each process writes its own series, told apart by the label, not by the process id.
     return Gauge(name, _GAUGES[name], ["api_server"], multiprocess_mode="mostrecent")
 
 
 class LengthMetrics:
-    """The series of one API-server process, by its index."""
+    """The metrics of one API-server process, by its index."""
 
     def __init__(self, api_server: int) -> None:
         self._api_server = str(api_server)
@@ -74,20 +74,20 @@ class LengthMetrics:
             _counter("headway_length_refusals", "reason").labels(self._api_server, reason)
 
     def predicted(self, seconds: float) -> None:
-        """A request got a prediction, which took so long."""
+        """Count a prediction and the seconds it took."""
         self._grow("headway_length_predictions", 1)
         self._grow("headway_length_prediction_seconds", seconds)
 
     def refused(self, reason: NoForecast) -> None:
-        """A request got none."""
+        """Count a request without a prediction."""
         _counter("headway_length_refusals", "reason").labels(self._api_server, reason).inc()
 
     def failed(self) -> None:
-        """The predictor raised."""
+        """Count an error of the predictor."""
         self._grow("headway_length_faults", 1)
 
     def answered(self, errors: Sequence[ForecastErrors], quality: PredictionQuality) -> None:
-        """An answer has ended; what is unknown so far is not shown."""
+        """Count a finished answer. Quality measures that are not known yet are not shown."""
         self._grow("headway_length_answers", 1)
         values = {
             "headway_length_error_tokens": mean(each.absolute_tokens for each in errors) if errors else None,
@@ -104,26 +104,26 @@ class LengthMetrics:
 
 
 WINDOW_ANSWERS = 200
-"""Last answers that errors are means over; tau and coverage have a window of that size too."""
+"""Errors are means over this many last answers; tau and coverage use a window of the same size."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForecastArrival:
-    """A request between its arrival and its end: what was known of it, and what of its length was predicted."""
+    """A request from its arrival to its end: the facts about it, and its prediction."""
 
     forecasts: Forecasts
     facts: RequestFacts
     estimate: LengthEstimate | None
 
     def ended(self, output_tokens: int) -> None:
-        """An answer has ended by itself, or at its limit."""
+        """Tell the predictor the length of an answer that ended by itself or at its limit."""
         self.forecasts.ended(self, output_tokens)
 
 
 class Forecasts:
-    """One predictor, asked and taught by the requests of one process, on the thread that calls.
+    """One process's predictor, called and taught on the calling thread.
 
-    What raises is logged the first time and counted every time, and the request goes on without a prediction.
+    An error is logged the first time and counted every time; the request goes on without a prediction.
     """
 
     def __init__(self, predictor: LengthPredictor, metrics: LengthMetrics) -> None:
@@ -135,7 +135,7 @@ class Forecasts:
         self._has_failed = False
 
     def read(self, facts_of: Callable[[], RequestFacts | None]) -> RequestFacts | None:
-        """The facts of a request; None where there are none to be had."""
+        """Collect the facts of a request; None if there are none."""
         try:
             return facts_of()
         except Exception:
@@ -143,19 +143,19 @@ class Forecasts:
             return None
 
     def arrive(self, facts: RequestFacts) -> ForecastArrival:
-        """The request with its prediction; without one where there is none to be had."""
+        """Predict the length of a new request. The arrival has no prediction if there was none to make."""
         return ForecastArrival(self, facts, None if self._closed else self._predict(facts))
 
     def refuse(self) -> None:
-        """Count a request that gets no prediction, since too many wait for one."""
+        """Count a request that gets no prediction because too many are waiting for one."""
         self._metrics.refused(NoForecast.BUSY)
 
     def unpredicted(self, facts: RequestFacts) -> ForecastArrival:
-        """A request whose client says itself how long its answer will be: it teaches, and is not predicted."""
+        """Take in a request whose client states the answer's length: it teaches the predictor, and is not predicted."""
         return ForecastArrival(self, facts, None)
 
     def ended(self, arrival: ForecastArrival, output_tokens: int) -> None:
-        """Learn from an answer that has ended by itself, or at its limit."""
+        """Learn from an answer that ended by itself or at its limit."""
         if self._closed:
             return
         estimate = arrival.estimate
@@ -171,7 +171,7 @@ class Forecasts:
             self._failed("learning")
 
     def close(self) -> None:
-        """What arrives or ends afterwards is neither predicted nor learned from."""
+        """Stop predicting and learning."""
         self._closed = True
 
     def _predict(self, facts: RequestFacts) -> LengthEstimate | None:
@@ -202,9 +202,9 @@ class Forecasts:
 
 
 def within_limit(estimate: LengthEstimate, max_output_tokens: int) -> LengthEstimate:
-    """The estimate of an answer that ends at its limit at the latest.
+    """Cap an estimate at the answer's limit.
 
-    Raises ValueError for one that is none: not finite, or with its ends on the wrong sides.
+    Raises ValueError for an invalid estimate: not finite, or with its bounds in the wrong order.
     """
     ends = (estimate.low_tokens, estimate.tokens, estimate.high_tokens)
     if not all(map(isfinite, ends)) or sorted(ends) != list(ends):

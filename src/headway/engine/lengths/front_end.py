@@ -1,7 +1,7 @@
-"""Where vLLM's front end predicts how long an answer will be, and hears how long it was.
+"""Patches of vLLM's front end that predict an answer's length, and learn it when the answer ends.
 
-Two places of `AsyncLLM` (one in every API-server process) and two of its output processor. A prediction is made
-before the request is queued, never inside a scheduler, and goes the way a client's own would: in `extra_args`.
+They wrap two functions of `AsyncLLM` (one in every API-server process) and two of its output processor. A prediction is
+made before the request is queued, never inside a scheduler. It travels like a client's own hint, in `extra_args`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from headway.engine.reason import reason_left
 from headway.engine.vllm.plugin import is_headways
 
 _ARRIVING: ContextVar[ForecastArrival | None] = ContextVar("headway_arriving", default=None)
-"""The request whose `add_request` is running in this task; its output states, several if n > 1, keep it."""
+"""The request whose `add_request` runs in this task. Its output states, several if n > 1, keep it."""
 
 
 def opens_predictor(start: Callable[..., None]) -> Callable[..., None]:
-    """Open the predictor once the engine is there.
+    """Wrap a function that starts the engine: open the predictor afterwards.
 
-    Not before: the engine's processes may be forks of this one, which had better have no other threads then.
+    The engine's processes may be forks of this one, which must have no other threads at that moment.
     """
 
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ def opens_predictor(start: Callable[..., None]) -> Callable[..., None]:
 
 
 def closes_predictor(stop: Callable[..., None]) -> Callable[..., None]:
-    """Save what was learned when the front end shuts down."""
+    """Wrap the front end's shutdown: save what was learned."""
 
     def shutdown(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
@@ -57,7 +57,7 @@ def closes_predictor(stop: Callable[..., None]) -> Callable[..., None]:
 
 
 def predicts_lengths(add: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-    """Predict the length of an answer before its request is queued."""
+    """Wrap `add_request`: predict the answer's length before the request is queued."""
 
     async def add_request(
         self: Any, request_id: str, prompt: Any, params: Any, *args: Any, **kwargs: Any
@@ -78,7 +78,7 @@ def predicts_lengths(add: Callable[..., Awaitable[Any]]) -> Callable[..., Awaita
 
 
 def _arrival(front_end: Any, prompt: Any, params: Any, adapter: str) -> ForecastArrival | None:
-    """The request with what is predicted of it; None without a predictor, or with nothing to predict."""
+    """Make the arrival of a request; None without a predictor, or with nothing to predict."""
     service: LengthService | None = getattr(front_end, "headway_lengths", None)
     if service is None:
         return None
@@ -92,14 +92,14 @@ def _arrival(front_end: Any, prompt: Any, params: Any, adapter: str) -> Forecast
 
 
 def with_hints(params: Any, estimate: LengthEstimate) -> Any:
-    """Sampling parameters that carry the estimate too; the given ones may be shared by other requests."""
+    """Copy sampling parameters and add the estimate; other requests may share the given object."""
     hinted = copy(params)
     hinted.extra_args = {**(params.extra_args or {}), **length_hints(estimate)}
     return hinted
 
 
 def keeps_arrival(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Keep a request's arrival in its output state, which goes with it however the request ends."""
+    """Wrap the making of an output state: it keeps the request's arrival until the request ends."""
 
     def from_new_request(cls: Any, *args: Any, **kwargs: Any) -> Any:
         state = make(cls, *args, **kwargs)
@@ -110,7 +110,9 @@ def keeps_arrival(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def teaches_predictor(count: Callable[..., None]) -> Callable[..., None]:
-    """Tell the predictor how long an answer was that ended by itself or at its limit."""
+    """Wrap the counting of finished requests: teach the predictor answers that ended by themselves or at their
+    limit.
+    """
     from vllm.v1.engine import FinishReason
 
     teaching = (FinishReason.STOP, FinishReason.LENGTH)

@@ -1,8 +1,8 @@
 """Answer lengths predicted in the engine's process, for a front end that predicts none.
 
-vLLM's Rust front end runs no Python, and a front end of another vLLM may lack what predictions need there. Reading a
-prompt and predicting from it takes milliseconds, so a thread does both beside the steps. Until the prediction is made
-the policy takes the request for one without a prediction.
+vLLM's Rust front end runs no Python, and the front end of an untested vLLM may lack the patched names. Predicting from
+a prompt takes milliseconds, so a thread does it beside the steps. Until then the policy treats the request as one
+without a prediction.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from headway.engine.vllm.plugin import has_rust_front_end
 from headway.engine.vllm.seams import LENGTHS, NOTICING, works
 
 MAX_QUEUED = 16
-"""Requests that may wait for the thread; what comes beyond gets no prediction."""
+"""Requests that may wait for the thread; any beyond get no prediction."""
 
 
 def engine_lengths_of(engine: StepPort) -> EngineLengths | None:
-    """Predictions for a scheduler's requests; None where its settings want none, or its front end makes them."""
+    """Make the predictions of a scheduler's requests; None if its settings want none, or its front end makes them."""
     if engine.settings.length_predictor() is None:
         return None
     if not has_rust_front_end() and works(NOTICING) and works(LENGTHS):
@@ -44,9 +44,9 @@ def engine_lengths_of(engine: StepPort) -> EngineLengths | None:
 
 
 class EngineLengths:
-    """One engine's predictions: a request goes in, `tell` passes its estimate on, its length teaches.
+    """The predictions of one engine. Requests go in, `tell` passes estimates on, and finished answers teach.
 
-    Everything runs on one thread, in turn. Requests beyond `MAX_QUEUED` that wait for the thread get no prediction.
+    All work runs in order on one thread. Requests beyond `MAX_QUEUED` get no prediction.
     """
 
     def __init__(self, service: LengthService, max_model_len: int, tokenizer: Any) -> None:
@@ -59,7 +59,7 @@ class EngineLengths:
         self._made: deque[tuple[str, LengthEstimate]] = deque()
 
     def arrived(self, request: Request) -> None:
-        """Have a request's length predicted, unless its client names one."""
+        """Queue a request for a prediction, unless its client states a length."""
         if not self._room.acquire(blocking=False):
             self._service.forecasts.refuse()
             return
@@ -68,7 +68,7 @@ class EngineLengths:
         self._arrivals[request.request_id] = arriving
 
     def tell(self, jobs: Mapping[str, Job], guard: GuardedPolicy) -> None:
-        """Let a policy know of the lengths that were predicted beside the last steps."""
+        """Tell a policy the lengths predicted since the last call."""
         while self._made:
             request_id, estimate = self._made.popleft()
             job = jobs.get(request_id)
@@ -77,7 +77,7 @@ class EngineLengths:
                 guard.touch(job)
 
     def ended(self, request_id: str, output_tokens: int | None) -> None:
-        """A request is gone; `output_tokens` is its length if the answer came to its own end or its limit."""
+        """A request ended; `output_tokens` is its length if the answer ended by itself or at its limit."""
         arriving = self._arrivals.pop(request_id, None)
         if arriving is None:
             return
@@ -87,7 +87,7 @@ class EngineLengths:
             self._thread.submit(_teach, arriving, output_tokens)
 
     def close(self) -> None:
-        """Finish what is under way, and save what was learned."""
+        """Finish the queued work and save what was learned."""
         self._thread.shutdown(wait=True)
         self._service.close()
 

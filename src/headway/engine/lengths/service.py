@@ -1,4 +1,4 @@
-"""A process's length predictor, and what it is told of a request."""
+"""The length predictor of a process, and the facts about a request that it receives."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from headway.predict.lengths.predictor import LengthLearner
 logger = logging.getLogger(__name__)
 
 DECODED_TOKENS = 2048
-"""Of a prompt that came as token ids, so many at most are turned into text: half from its start, half from its end."""
+"""At most this many tokens of a prompt given as token ids are decoded to text: half from its start, half from its
+end.
+"""
 
 
 def facts_of(
     prompt: Any, params: Any, front_end: Any, prefixes: SharedPrefix, adapter: str = ""
 ) -> RequestFacts | None:
-    """The facts of a prompt that vLLM's `front_end` has rendered; None where there is nothing to predict.
+    """The facts of a prompt that vLLM's `front_end` has rendered; None if there is no length to predict.
 
-    That is pooling, raw or streamed input, a prompt of embeddings, a limit of one token. The limit is the one the
-    engine's policies see: the declared one, if the client declared one. A prompt that came as token ids is decoded,
-    and has no text where the server has no tokenizer. A request of no tenant has its LoRA adapter for one: that is
-    another model, with lengths of its own.
+    There is none for pooling, raw or streamed input, prompt embeddings, and a limit of one token. The limit is the one
+    that the engine's policies see: the client's declared limit, if there is one. A prompt of token ids is decoded; it
+    has no text if the server has no tokenizer. Without a tenant the LoRA adapter takes its place: an adapter is another
+    model, with other lengths.
     """
     if not isinstance(prompt, dict) or prompt.get("type", "embeds") == "embeds":
         return None
@@ -55,7 +57,7 @@ def facts_of_ids(
     text: str | None = None,
     adapter: str = "",
 ) -> RequestFacts | None:
-    """What a predictor is told of a request: the token ids of the prompt, and the text if that is known."""
+    """The facts that a predictor receives about a request, from the prompt's token ids, and its text if known."""
     from vllm.sampling_params import SamplingParams
 
     if not isinstance(params, SamplingParams) or not ids:
@@ -80,10 +82,9 @@ def _decoded(ids: Sequence[int], tokenizer: Any) -> str:
 
 
 def made_predictor(spec: str, model_file: Path | None) -> LengthLearner:
-    """The predictor that `--predictor` names, with what `--length-model` holds; a file that is not there is
-    none yet.
+    """Make the predictor that `--predictor` names, and load `--length-model` if the file exists.
 
-    Raises ConfigError for an unknown predictor, a damaged file, or one that could not be written.
+    Raises ConfigError for an unknown predictor, a damaged file, or a file that could not be written.
     """
     predictor = length_predictor(spec)
     if model_file is not None:
@@ -97,9 +98,9 @@ def made_predictor(spec: str, model_file: Path | None) -> LengthLearner:
 
 
 class LengthService:
-    """The forecasts of one process, what tells instructions from input, and the thread that keeps what was learned.
+    """The forecasts of one process, the prefix index that tells instructions from input, and the thread that saves.
 
-    With several API servers each learns alone, from the answers it sends; the first one's is the model that is kept.
+    Several API servers learn separately, each from the answers that it sends. The first one's model is saved.
     """
 
     def __init__(self, predictor: LengthLearner, *, api_server: int, save_to: Path | None) -> None:
@@ -111,7 +112,7 @@ class LengthService:
         self._closed = False
 
     def close(self) -> None:
-        """Stop predicting, and save; nothing the second time."""
+        """Stop predicting, and save. A second call does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -121,9 +122,9 @@ class LengthService:
 
 
 def open_service(vllm_config: Any, number: int, learner: str = "API server") -> LengthService | None:
-    """What the settings ask for; None if they ask for nothing. Raises ConfigError as `made_predictor`.
+    """Open what the settings ask for; None if they ask for nothing. Raises ConfigError as `made_predictor` does.
 
-    `number` tells the processes that learn apart; `learner` names what they are.
+    `number` distinguishes processes that learn; `learner` names them in messages.
     """
     settings = EngineSettings.from_additional_config(vllm_config.additional_config)
     spec = settings.length_predictor()

@@ -1,1 +1,1 @@
-"""What steps and copies cost on this machine, measured on the real engine."""
+"""Measures what steps and copies cost on this machine, on the real engine."""

@@ -1,4 +1,4 @@
-"""Which steps `headway profile` makes the engine take: requests written so that its scheduler forms them."""
+"""The steps that `headway profile` measures: requests composed so that the scheduler forms exactly these steps."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from headway.engine.stepped_engine import ReportedSizes
 
 WARM_UP_PROMPTS = 3
 STEPS_A_WIDTH = 6
-"""Decode steps taken at each batch width while requests end."""
+"""Decode steps at each batch width while requests end."""
 KV_SHARE = 0.8
-"""Of the pool: a preemption in a measured step would be measured with it."""
+"""Share of the KV pool that a scene may fill: a preemption would distort the measured step."""
 STEPS_BETWEEN = 4
-"""From one prompt that joins decodes to the next: a mixed step, then decodes alone."""
+"""Steps between two prompts that join decodes: a mixed step, then decodes alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ask:
-    """One request of a scene: when it joins, its lengths, how many leading tokens the scene's requests share."""
+    """One request of a scene: when it joins, its lengths, and how many leading tokens it shares with the others."""
 
     at_step: int
     prompt_tokens: int
@@ -29,24 +29,24 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Requests run together, from an idle engine until all have ended."""
+    """Requests that run together, from an idle engine until all have ended."""
 
     name: str
     asks: tuple[Ask, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Tokens the engine computes for it at most."""
+        """The most tokens that the engine computes for this scene."""
         return sum(ask.prompt_tokens + ask.output_tokens for ask in self.asks)
 
 
 def scenes(sizes: ReportedSizes, max_scene_tokens: int, rng: random.Random, exact: bool) -> list[Scene]:
     """One repetition of the grid, in random order.
 
-    Prefills from 16 tokens up to the step's budget, alone and after a context already computed; decodes from
-    the widest batch down to one, over short to long contexts, with prompts joining them for mixed steps.
-    Lengths are powers of two if `exact`, else drawn around them, so that the fit sees what lies between.
-    A scene computes about `max_scene_tokens` at most. Deterministic for a state of `rng`.
+    Prefills have from 16 tokens up to the step's budget, alone and after a computed context. Decodes go from the widest
+    batch down to one, over short to long contexts, with prompts that join for mixed steps. Lengths are powers of two if
+    `exact`, else drawn around them, so that the fit sees values in between. A scene computes about `max_scene_tokens`
+    at most. Deterministic for a state of `rng`.
     """
     contexts = context_lengths(sizes)
     before = {context - context % sizes.block_size for context in contexts} if sizes.prefix_caching else set()
@@ -57,14 +57,14 @@ def scenes(sizes: ReportedSizes, max_scene_tokens: int, rng: random.Random, exac
 
 
 def context_lengths(sizes: ReportedSizes) -> tuple[int, ...]:
-    """Contexts the grid covers: short, then by factors of 4 up to three quarters of the model's length."""
+    """Contexts of the grid: short, then growing by factors of 4 up to three quarters of the model's length."""
     longest = _longest(sizes) * 3 // 4
     lengths = [length for power in range(10) if (length := 16 * 4**power) < longest]
     return (*lengths, longest) if not lengths or longest >= 2 * lengths[-1] else tuple(lengths)
 
 
 def warm_up(sizes: ReportedSizes) -> Scene:
-    """Requests that make the engine touch what it pays for only once: the largest step, the widest batch."""
+    """Requests that trigger one-time costs of the engine: the largest step, the widest batch."""
     largest = min(sizes.max_num_batched_tokens, _longest(sizes))
     width = min(sizes.max_num_seqs, max(1, int(KV_SHARE * sizes.num_blocks)))
     alone = [Ask(at_step=step, prompt_tokens=largest) for step in range(WARM_UP_PROMPTS)]
@@ -87,13 +87,15 @@ def _prefills(sizes: ReportedSizes, context: int, rng: random.Random, exact: boo
 
 
 def _decodes(sizes: ReportedSizes, context: int, max_tokens: int, rng: random.Random, exact: bool) -> Scene:
-    """Requests of about `context` tokens that end in groups, halving the batch, while prompts join now and then."""
+    """Requests of about `context` tokens that end in groups, so that the batch halves, with a prompt joining now
+    and then.
+    """
     budget = sizes.max_num_batched_tokens
     in_kv = int(KV_SHARE * sizes.kv_capacity_tokens - budget) // (sizes.block_size + context * 5 // 4)
     width = max(1, min(sizes.max_num_seqs, in_kv, max_tokens // context))
     stages = _stages(width)
     answer = STEPS_A_WIDTH * max(stages)
-    # The first of them decode while the last are still being prefilled, so all answers are longer by that.
+    # The first requests decode while the last are still in prefill, so all answers are longer by that time.
     room = max(1, _longest(sizes) - 2 * answer)
     prompts = [min(room, _near(context, rng)) for _ in range(width)]
     starting = min(-(-sum(prompts) // budget), answer)
@@ -115,12 +117,14 @@ def _decodes(sizes: ReportedSizes, context: int, max_tokens: int, rng: random.Ra
 
 
 def _longest(sizes: ReportedSizes) -> int:
-    """Tokens of a prompt that the model and the pool have room for, with a few left for the answer."""
+    """The longest prompt for which model and pool have room, with a few tokens left for the answer."""
     return min(sizes.max_model_len // 2 * 2 - 2, int(KV_SHARE * sizes.kv_capacity_tokens))
 
 
 def _stages(width: int) -> list[int]:
-    """For each of `width` requests the stage at whose end it leaves: half of those left, then half of these."""
+    """For each of `width` requests the stage at whose end it leaves: half leave first, then half of the rest, and
+    so on.
+    """
     stages: list[int] = []
     left, stage = width, 1
     while left:
@@ -131,7 +135,7 @@ def _stages(width: int) -> list[int]:
 
 
 def _chunks(largest: int, rng: random.Random, exact: bool) -> list[int]:
-    """Lengths of prompts: powers of two from 16 up to `largest`, which is one too, or drawn around them."""
+    """Prompt lengths: powers of two from 16 up to `largest`, which is included, or drawn around them."""
     lengths = [length for power in range(4, 24) if (length := 2**power) < largest]
     if largest >= 2:
         lengths.append(largest)
@@ -145,7 +149,7 @@ def _near(length: int, rng: random.Random) -> int:
 
 
 def prompts_of(scene: Scene, vocabulary: range, rng: random.Random) -> Iterator[list[int]]:
-    """Token ids for each request: shared tokens the same within the scene, all others its own."""
+    """Yield token ids for each request: shared tokens are equal within the scene, all others unique."""
     shared = rng.choices(vocabulary, k=max((ask.shared_tokens for ask in scene.asks), default=0))
     for ask in scene.asks:
         yield shared[: ask.shared_tokens] + rng.choices(vocabulary, k=ask.prompt_tokens - ask.shared_tokens)

@@ -1,4 +1,4 @@
-"""What an engine costs on this machine: steps of every kind, copies both ways, memory; measured, then fitted."""
+"""Measures an engine on this machine (steps of every kind, copies both ways, memory), then fits cost laws."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ DEFAULT_SECONDS = 60.0
 QUICK_SECONDS = 12.0
 MOST_SECONDS = 86_400.0
 VOCABULARY = range(10, 1000)
-"""Token ids of the prompts; every model has these, and what they say does not change what they cost."""
+"""Token ids of the prompts. Every model has these; their values do not change the cost."""
 MIN_STEPS_OF_A_KIND = 8
 _SCENE_SHARE = 0.03
-"""Of the time, for the tokens of one scene, so that at least two repetitions of the grid fit."""
+"""Share of the total time for one scene's tokens, so that at least two repetitions of the grid fit."""
 _MIN_SCENE_TOKENS = 512
 _LARGEST_HOST_SHARE = 0.5
-"""Of the shortest step, so that what is left for the device stays positive."""
+"""Upper limit of the host's share of the shortest step, so that the device's share stays positive."""
 
 Tell = Callable[[float, str], None]
 
 
 class Engine(Protocol):
-    """What is measured: an engine that is stepped by hand, as `SteppedEngine` does it."""
+    """An engine stepped by hand, as `SteppedEngine` implements it."""
 
     @property
     def sizes(self) -> ReportedSizes:
@@ -51,11 +51,11 @@ class Engine(Protocol):
         ...
 
     def fresh_id(self) -> str:
-        """A request id not given out before."""
+        """A request id that was not used before."""
         ...
 
     def make_request(self, request_id: str, prompt: Sequence[int], output_tokens: int) -> Any:
-        """A request for exactly so many tokens."""
+        """A request for exactly this many tokens."""
         ...
 
     def add(self, request: Any) -> None:
@@ -63,19 +63,19 @@ class Engine(Protocol):
         ...
 
     def step(self) -> SteppedStep | None:
-        """Take one turn of the engine's loop; None if nothing was computed in it."""
+        """Take one turn of the engine's loop; None if it computed nothing."""
         ...
 
     def on_workers(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What `function(worker, *args)` returns on each worker."""
+        """Run `function(worker, *args)` on each worker and return the results."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfilePlan:
-    """How long to measure steps for, in seconds, and what decides the order and the prompts.
+    """How long to measure steps (seconds), and the seed of order and prompts.
 
-    One repetition of the grid is always finished, however slow the engine.
+    At least one repetition of the grid is finished, however slow the engine.
     """
 
     seconds: float = DEFAULT_SECONDS
@@ -88,7 +88,7 @@ class ProfilePlan:
 
 @dataclass(slots=True)
 class Measurements:
-    """What was measured so far; it can be read at any moment, also after an interruption."""
+    """The measurements so far. May be read at any moment, also after an interruption."""
 
     sizes: ReportedSizes
     steps: list[SteppedStep] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Measurements:
     repetitions: int = 0
 
     def missing(self) -> list[str]:
-        """What a cost file still needs; empty when there is enough."""
+        """What a cost file still lacks; empty when there is enough."""
         kinds = Counter(step.shape.kind for step in self.steps)
         lacking = [
             f"{kind} steps ({kinds[kind]} of {MIN_STEPS_OF_A_KIND})"
@@ -109,28 +109,27 @@ class Measurements:
         return lacking + [f"copies {way}" for way in CopyDirection if way not in directions]
 
     def host_s(self) -> float:
-        """Seconds of a step before the device can start: the median of the scheduler's time."""
+        """Seconds of a step before the device can start: the scheduler's median time."""
         schedule_s = median(step.schedule_s for step in self.steps)
         return min(schedule_s, _LARGEST_HOST_SHARE * min(step.seconds for step in self.steps))
 
     def rows(self, rng: random.Random) -> list[tuple[BatchShape, float]]:
-        """Shapes and seconds without the host's part, in random order, as the fit wants them."""
+        """Shapes with their seconds (without the host's part), in random order, as the fit expects them."""
         host_s = self.host_s()
         rows = [(step.shape, step.seconds - host_s) for step in self.steps]
         rng.shuffle(rows)
         return rows
 
     def transfers(self, direction: CopyDirection) -> list[tuple[int, float]]:
-        """Bytes and seconds of the copies one way."""
+        """Bytes and seconds of the copies in one direction."""
         return [(copy.num_bytes, copy.seconds) for copy in self.copies if copy.direction is direction]
 
 
 class Profiler:
-    """Goes through the grid scene by scene, repetition after repetition, as far as it is asked to.
+    """Plays the grid scene by scene, repetition after repetition, as long as it is asked to.
 
-    Order and lengths change from repetition to repetition, so that neither a drift of the machine nor a rhythm
-    of the grid biases one kind of step. `seconds` is the time there will be, which decides how much work one
-    scene holds.
+    Order and lengths change between repetitions, so that neither a drift of the machine nor a rhythm of the grid biases
+    one kind of step. `seconds` is the planned total time, which decides how much work a scene holds.
     """
 
     def __init__(self, engine: Engine, into: Measurements, *, seconds: float, seed: int = 0) -> None:
@@ -143,7 +142,7 @@ class Profiler:
         self._grid_size = 1
 
     def prepare(self, tell: Tell) -> None:
-        """Warm up and copy blocks; a few seconds."""
+        """Warm up and copy blocks; takes a few seconds."""
         tell(0.0, "warming up")
         taken = list(play(self._engine, warm_up(self._into.sizes), self._random))
         largest = max(taken, key=lambda step: (step.shape.num_tokens, -step.seconds))
@@ -154,11 +153,11 @@ class Profiler:
 
     @property
     def share_of_repetition(self) -> float:
-        """How much of the current repetition is behind (0-1)."""
+        """Share of the current repetition that is done (0-1)."""
         return 1 - len(self._scenes) / self._grid_size if self._scenes else 0.0
 
     def play_next(self) -> str:
-        """Measure one more scene; returns its name."""
+        """Measure one more scene; return its name."""
         if not self._scenes:
             exact = self._into.repetitions == 0
             self._scenes = scenes(self._into.sizes, self._scene_tokens, self._random, exact)
@@ -170,9 +169,9 @@ class Profiler:
 
 
 def measure(engine: Engine, plan: ProfilePlan, into: Measurements, tell: Tell) -> None:
-    """Fill `into`: copies first, as they are quick, then repetitions of the grid until the time is over.
+    """Fill `into`: copies first, since they are quick, then repetitions of the grid until the time is over.
 
-    `tell` hears the share done (0-1) and what is going on.
+    `tell` receives the share done (0-1) and the current activity.
     """
     profiler = Profiler(engine, into, seconds=plan.seconds, seed=plan.seed)
     profiler.prepare(tell)
@@ -181,13 +180,13 @@ def measure(engine: Engine, plan: ProfilePlan, into: Measurements, tell: Tell) -
     while into.repetitions == 0 or share < 1:
         name = profiler.play_next()
         share = (time.monotonic() - started) / plan.seconds
-        # The first repetition is never cut short, so time alone may say too early that all is done.
+        # The first repetition is never cut short, so time alone may claim too early that everything is done.
         shown = share if into.repetitions else min(share, profiler.share_of_repetition)
         tell(min(1.0, shown), f"repetition {into.repetitions + 1}, {len(into.steps)} steps; last: {name}")
 
 
 def play(engine: Engine, scene: Scene, rng: random.Random) -> Iterator[SteppedStep]:
-    """Run a scene and yield its steps, all but the first, which wakes the workers."""
+    """Run a scene and yield its steps, except the first, which wakes the workers."""
     prompts = prompts_of(scene, VOCABULARY, rng)
     requests = [
         engine.make_request(engine.fresh_id(), prompt, ask.output_tokens)
@@ -212,7 +211,7 @@ _SIZES = (
     "--tensor-parallel-size",
     "-tp",
 )
-"""vLLM's flags that a cost file has numbers of, and plans their own."""
+"""vLLM's flags for sizes that a cost file contains. Plans choose these sizes themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,13 +227,13 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class ProfileResult:
-    """A cost file's contents, and the errors on steps the fit has not seen, by kind of step."""
+    """The contents of a cost file, and the errors on held-out steps by kind of step."""
 
     cost: CostFile
     errors: dict[str, Errors]
 
     def to_dict(self) -> dict[str, object]:
-        """What scripts read: errors as fractions, seconds, bytes, counts."""
+        """The result for scripts: errors as fractions, seconds, bytes, counts."""
         cost = self.cost
         return {
             "machine": cost.machine,
@@ -254,9 +253,9 @@ class ProfileResult:
 
 
 def conclude(measured: Measurements, identity: Identity, seed: int = 0) -> ProfileResult:
-    """Fit the laws; every fifth step, drawn by `seed`, only judges them.
+    """Fit the laws. Every fifth step, drawn by `seed`, is held out to judge them.
 
-    Raises ConfigError, naming what is missing, if too little was measured.
+    Raises ConfigError, naming what is missing, if there are too few measurements.
     """
     missing = measured.missing()
     if missing:
@@ -301,11 +300,11 @@ def _saying_no_size(vllm_flags: Sequence[str]) -> tuple[str, ...]:
 
 
 def unbiased(fit: StepTimeFit, rows: Sequence[tuple[BatchShape, float]]) -> StepTimeFit:
-    """The fit with residuals whose mean, as a clock draws them, is that of all measured time over predicted.
+    """Rescale the fit's residuals so that their mean equals total measured time over total predicted time.
 
-    The law follows the typical step and holds outliers back, while a run's length is a sum over all steps; and
-    quantiles of few steps, drawn with straight lines between, weigh their largest outlier too much. A bias of 2 %
-    in every step is one of 10 % and more in the waiting times of a loaded engine.
+    The law follows the typical step and resists outliers, while a run's length is a sum over all steps. Quantiles of
+    few steps, interpolated linearly, overweight their largest outlier. A bias of 2 % in every step becomes 10 % and
+    more in the waiting times of a loaded engine.
     """
     true_mean = sum(s for _, s in rows) / sum(fit.law.step_s(shape) for shape, _ in rows)
     residuals = fit.held_out.residuals

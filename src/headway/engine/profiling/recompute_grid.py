@@ -1,4 +1,4 @@
-"""Prefills of several model shapes on the real engine: what a recompute analyser learns from and is judged by."""
+"""Prefills of several model shapes on the real engine: training and test data for predictors of recompute times."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from headway.statistics import median
 HEAD_SIZE = 64
 _QUERIES_A_KV_HEAD = 2
 _INNER_RATIO = 3.5
-"""Width of the feed-forward over the hidden size, as in Llama 3."""
+"""Feed-forward width over hidden size, as in Llama 3."""
 _COPY_ROUNDS = 3
 _NOISE_STEPS = 20
-"""Of one kind, before all others, that tell how much one step differs from the next."""
+"""Steps of one kind, run before all others, that show how much repeated steps differ."""
 _ROOM_TOKENS = 64
-"""A prompt as long as the model's limit leaves no room for its answer."""
+"""Tokens left for the answer of a prompt as long as the model's limit."""
 
 
 class ClosableEngine(Engine, Protocol):
     """An engine that holds processes until it is closed."""
 
     def close(self) -> None:
-        """Stop it and free the device."""
+        """Stop the engine and free the device."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridPlan:
-    """Which models, which steps of each, how often; `name` is how tables and files label it.
+    """Which models to measure, with which steps, how often; `name` is the label in tables and files.
 
-    A step holds `batch` prompts of `tokens` tokens, at most `max_step_tokens` in all. Where steps of one kind differ by
-    more than `most_noise` (`rows.noise_of`), nothing more is measured.
+    A step holds `batch` prompts of `tokens` tokens, at most `max_step_tokens` in all. If steps of one kind differ by
+    more than `most_noise` (`rows.noise_of`), the measurement stops.
     """
 
     name: str
@@ -64,7 +64,7 @@ class GridPlan:
             raise ConfigError(f"width is {odd[0]}; accepted: multiples of {HEAD_SIZE * _QUERIES_A_KV_HEAD}")
 
     def recipes(self) -> list[tuple[str, DemoRecipe]]:
-        """Names and recipes of the models, as `8x512` for 8 layers 512 wide."""
+        """Names and recipes of the models; `8x512` has 8 layers 512 wide."""
         return [
             (
                 f"{depth}x{width}",
@@ -91,11 +91,11 @@ class GridPlan:
 
     @property
     def num_rows(self) -> int:
-        """Steps measured in all."""
+        """Total number of measured steps."""
         return len(self.depths) * len(self.widths) * self.repetitions * len(self.configurations())
 
     def vllm_flags(self) -> tuple[str, ...]:
-        """What the engine is started with so that each kind of step is one step, computed whole."""
+        """Engine flags that make each kind of step a single step, computed whole."""
         return (
             *("--max-num-seqs", str(max(self.batches))),
             *("--max-num-batched-tokens", str(self.max_step_tokens)),
@@ -107,14 +107,14 @@ class GridPlan:
 FULL = GridPlan(name="full", depths=(4, 8, 16), widths=(256, 512))
 """2,352 steps of six shapes: about seven minutes on two cores."""
 QUICK = GridPlan(name="quick", depths=(2, 4, 8), widths=(256,), repetitions=3)
-"""Three shapes: about a minute, most of it starting engines."""
+"""Three shapes: about a minute, mostly engine starts."""
 GLIMPSE = replace(QUICK, name="glimpse", depths=(4,))
-"""One shape, so nothing is learned of layers and width and no shape is held out: about 25 seconds."""
+"""One shape: shows nothing about layers and width, and holds no shape out. About 25 seconds."""
 
 
 @dataclass(slots=True)
 class GridMeasurements:
-    """What was measured so far; it can be read at any moment, also after an interruption."""
+    """The measurements so far. May be read at any moment, also after an interruption."""
 
     models: list[ModelShape] = field(default_factory=list)
     steps: list[PrefillStep] = field(default_factory=list)
@@ -122,7 +122,7 @@ class GridMeasurements:
     noise: list[float] = field(default_factory=list)
 
     def rows(self, plan: GridPlan, *, interrupted: bool = False) -> RecomputeRows:
-        """What is kept of it in a file, with this machine's name and today's date."""
+        """The rows for a file, with this machine's name and today's date."""
         return RecomputeRows(
             machine=machine_name(),
             engine="cpu-engine" if is_cpu_build() else "gpu-engine",
@@ -141,7 +141,7 @@ Start = Callable[[Path, GridPlan], ClosableEngine]
 
 
 def start_engine(directory: Path, plan: GridPlan) -> ClosableEngine:
-    """The real engine with the model in a directory: 10 s and more."""
+    """Start the real engine with the model in a directory: 10 s and more."""
     return SteppedEngine(str(directory), plan.vllm_flags())
 
 
@@ -152,10 +152,10 @@ def measure_grid(
     start: Start = start_engine,
     cache_dir: Path | None = None,
 ) -> None:
-    """Fill `into`, one model after another; models are made first where they are not there, without a network.
+    """Fill `into`, one model after another. Missing models are made first, without a network.
 
-    `tell` hears the share done (0-1) and what is going on. Raises ConfigError where the machine is too noisy for the
-    plan.
+    `tell` receives the share done (0-1) and the current activity. Raises ConfigError if the machine is too noisy for
+    the plan.
     """
     recipes = plan.recipes()
     for index, (name, recipe) in enumerate(recipes):
@@ -171,13 +171,13 @@ def measure_grid(
 
 
 def _part(tell: Tell, index: int, parts: int) -> Tell:
-    """A part's own share told as a share of all parts."""
+    """Convert a part's own progress into progress of the whole."""
     return lambda share, what: tell((index + share) / parts, what)
 
 
 def _measure_model(engine: Engine, plan: GridPlan, into: GridMeasurements, tell: Tell) -> None:
-    """Of the last model of `into`: how much steps of one kind differ, copies of blocks, then every kind of step once a
-    repetition, in random order.
+    """Measure the last model of `into`: the noise, then copies, then every kind of step once a repetition, in
+    random order.
     """
     name = into.models[-1].name
     rng = random.Random(f"{plan.seed} {name}")
@@ -201,7 +201,7 @@ def _measure_model(engine: Engine, plan: GridPlan, into: GridMeasurements, tell:
 
 
 def _copies(engine: Engine, name: str) -> list[BlockCopy]:
-    """Copies of every size both ways, medians over rounds: what disturbs one seldom lasts for three."""
+    """Copies of every size both ways, as medians over rounds: a disturbance seldom lasts for three rounds."""
     seconds: dict[tuple[Literal["to_host", "to_device"], int], list[float]] = {}
     for _ in range(_COPY_ROUNDS):
         for copy in measure_copies(engine.on_workers, engine.sizes.num_blocks):
@@ -213,7 +213,7 @@ def _copies(engine: Engine, name: str) -> list[BlockCopy]:
 
 
 def _prefills(kinds: Sequence[tuple[int, int]]) -> Scene:
-    """A step of each kind in turn, after one more that only wakes the workers."""
+    """A step of each kind in turn, after one extra step that only wakes the workers."""
     asks = [Ask(at_step=0, prompt_tokens=min(tokens for tokens, _ in kinds))]
     asks += [
         Ask(at_step=step, prompt_tokens=tokens)

@@ -1,1 +1,1 @@
-"""How servers are started: command lines, processes, cores, and what they say when they cannot."""
+"""Starting servers: command lines, processes, cores, and their last words when they fail."""

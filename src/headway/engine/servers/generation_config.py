@@ -1,4 +1,4 @@
-"""How long answers may get where requests set no limit, as vLLM reads it from a model's generation config."""
+"""The default limit of an answer's length, read from a model's generation config as vLLM reads it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FILE = "generation_config.json"
 
 
 def answer_limit(model: str, vllm_flags: Sequence[str]) -> int | None:
-    """`max_new_tokens` that holds for the model under these flags; NO_LIMIT if there is none, None if not known.
+    """`max_new_tokens` of the model under these flags; NO_LIMIT if there is none, None if unknown.
 
-    Not known is a model whose files are not here yet.
+    Unknown means that the model's files are not on this machine yet.
     """
     flags = parse_vllm_flags(vllm_flags)
     try:
@@ -33,7 +33,7 @@ def answer_limit(model: str, vllm_flags: Sequence[str]) -> int | None:
 
 
 def _text(model: str) -> str | None:
-    """The file's text: empty if the model has none, None if that is not known."""
+    """The file's text: empty if the model has none, None if that is unknown."""
     if Path(model).is_dir():
         found = Path(model) / _FILE
         return found.read_text(encoding="utf-8") if found.exists() else ""

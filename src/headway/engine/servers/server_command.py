@@ -1,4 +1,4 @@
-"""What `headway serve` runs: vLLM's argument list, made of Headway's settings and the user's vLLM flags."""
+"""The command of `headway serve`: vLLM's argument list from Headway's settings and the user's vLLM flags."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from headway.policies.presets import build_policy
 SCHEDULER = "headway.engine.HeadwayScheduler"
 
 HOST = "127.0.0.1"
-"""Of instances behind a gateway, through which alone they are reached."""
+"""Address of instances behind a gateway: only the gateway on this machine reaches them."""
 
 WORKER_SLOTS = 256
-"""Requests an engine holds at once if only the batch width is given: vLLM's default for a small device."""
+"""Requests that an engine holds at once if only the batch width is given: vLLM's default for a small device."""
 
 TRANSFER_FLAG = "--kv-transfer-config"
 STARTS_CONNECTOR = (TRANSFER_FLAG, "--kv-offloading-size")
@@ -36,15 +36,14 @@ STARTS_CONNECTOR = (TRANSFER_FLAG, "--kv-offloading-size")
 
 KV_CACHE_FLAG = "--kv-cache-memory-bytes"
 CPU_KV_CACHE_BYTES = 1 << 30
-"""On a CPU vLLM would take nearly all memory for the KV cache; 1 GiB is 130,000 tokens of the demo model
-in float32."""
+"""KV cache on a CPU, where vLLM would take nearly all memory. 1 GiB is 130,000 tokens of the demo model in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerCommand:
-    """Arguments for vLLM's command line, the settings they carry, and what was chosen for the user.
+    """Arguments for vLLM's command line, the settings in them, and what was chosen for the user.
 
-    `drain_s` is how long the server was told to finish running requests for when it is stopped.
+    `drain_s` is how long the server finishes running requests when it is stopped.
     """
 
     arguments: tuple[str, ...]
@@ -53,7 +52,7 @@ class ServerCommand:
     drain_s: float
 
     def on_port(self, port: int) -> ServerCommand:
-        """This command, listening on another port."""
+        """This command on another port."""
         at = self.arguments.index("--port") + 1
         return replace(self, arguments=(*self.arguments[:at], str(port), *self.arguments[at + 1 :]))
 
@@ -61,10 +60,10 @@ class ServerCommand:
 def server_command(
     model: str, settings: EngineSettings, address: tuple[str, int], vllm_flags: Sequence[str] = ()
 ) -> ServerCommand:
-    """How to start vLLM for a model under these settings; every other vLLM flag is passed on as it is.
+    """The command that starts vLLM for a model under these settings. Other vLLM flags are passed on unchanged.
 
-    Raises ConfigError, before anything is started, for a policy, part, setting, model or flag that is not
-    accepted, and if vLLM is not installed.
+    Raises ConfigError, before anything starts, for a policy, part, setting, model or flag that is not accepted, and if
+    vLLM is not installed.
     """
     flags = parse_vllm_flags(vllm_flags)
     config, flags = take_additional_config(flags)
@@ -88,7 +87,7 @@ def server_command(
 
 
 def _drain_s(flags: Sequence[VllmFlag]) -> float:
-    """How long vLLM was told to finish running requests for: whole seconds, none if it was told nothing."""
+    """How long vLLM finishes running requests, by its flags: whole seconds, 0 by default."""
     given = value_of(flags, "--shutdown-timeout") or "0"
     if not given.isdecimal():
         raise ConfigError(f"--shutdown-timeout is {given!r}; accepted: 0 or more whole seconds")
@@ -96,7 +95,9 @@ def _drain_s(flags: Sequence[VllmFlag]) -> float:
 
 
 def _connector(settings: EngineSettings, flags: Sequence[VllmFlag]) -> tuple[str, ...]:
-    """The flag that starts the KV connector, if there is host memory to swap to: data-parallel engines share it."""
+    """The flag that starts the KV connector, if there is host memory for swaps; data-parallel engines share the
+    memory.
+    """
     host_kv = settings.host_kv
     if host_kv is None:
         return ()
@@ -107,7 +108,7 @@ def _connector(settings: EngineSettings, flags: Sequence[VllmFlag]) -> tuple[str
 
 
 def _refuse_second_connector(flags: Sequence[VllmFlag]) -> None:
-    """Raise ConfigError for a KV connector of another package beside Headway's own host memory."""
+    """Raise ConfigError if another package's KV connector is combined with Headway's host memory."""
     for flag in flags:
         name = flag.name.partition(".")[0]
         if any(len(name) > len("--kv-") and starts.startswith(name) for starts in STARTS_CONNECTOR):
@@ -118,7 +119,7 @@ def _refuse_second_connector(flags: Sequence[VllmFlag]) -> None:
 
 
 def _engines_here(flags: Sequence[VllmFlag]) -> int:
-    """How many data-parallel engines of the server are on this machine."""
+    """How many of the server's data-parallel engines are on this machine."""
     for name, short in (("--data-parallel-size-local", "-dpl"), ("--data-parallel-size", "-dp")):
         given = value_of(flags, name) or value_of(flags, short)
         if given is not None and given.isdecimal() and int(given) > 0:
@@ -127,7 +128,7 @@ def _engines_here(flags: Sequence[VllmFlag]) -> int:
 
 
 def _check_lengths(settings: EngineSettings) -> None:
-    """Make the predictor once, if there is to be one, as each API server will."""
+    """Make the predictor once, if the settings name one, to find errors before the API servers start."""
     spec = settings.length_predictor()
     if spec is not None:
         from headway.engine.lengths.service import made_predictor
@@ -136,7 +137,7 @@ def _check_lengths(settings: EngineSettings) -> None:
 
 
 def _given(settings: EngineSettings) -> dict[str, Any]:
-    """The settings that differ from their defaults, and the policy, which is always stated."""
+    """The settings that differ from their defaults, and always the policy."""
     defaults = asdict(EngineSettings())
     given = {name: value for name, value in asdict(settings).items() if value != defaults[name]}
     return {"policy": settings.policy, **given}
@@ -153,7 +154,7 @@ def _check_slots(settings: EngineSettings, flags: Sequence[VllmFlag]) -> None:
 
 
 def _chosen(model: str, settings: EngineSettings, flags: Sequence[VllmFlag]) -> list[tuple[str, ...]]:
-    """Flags that Headway adds because the user named nothing in their place."""
+    """Flags that Headway adds because the user gave no value."""
     chosen: list[tuple[str, ...]] = []
     if model in (DEMO, DEMO_RANDOM) and not is_given(flags, "--served-model-name"):
         chosen.append(("--served-model-name", model))
@@ -165,7 +166,7 @@ def _chosen(model: str, settings: EngineSettings, flags: Sequence[VllmFlag]) -> 
 
 
 def _chosen_for_cpu(flags: Sequence[VllmFlag]) -> list[tuple[str, ...]]:
-    """What a CPU needs to start in seconds, with a KV cache that leaves memory to others."""
+    """Flags with which a CPU engine starts in seconds, and leaves memory to others."""
     chosen: list[tuple[str, ...]] = []
     if not is_given(flags, "--dtype"):
         chosen.append(("--dtype", fastest_dtype()))
@@ -179,6 +180,6 @@ def _chosen_for_cpu(flags: Sequence[VllmFlag]) -> list[tuple[str, ...]]:
 
 
 def chooses_kv_cache(flags: Sequence[VllmFlag]) -> bool:
-    """Whether the size of a CPU's KV cache is chosen here, as the user said nothing of it."""
+    """Whether Headway chooses the size of a CPU's KV cache, as the user did not."""
     sized = is_given(flags, KV_CACHE_FLAG, "--gpu-memory-utilization")
     return not sized and "VLLM_CPU_KVCACHE_SPACE" not in os.environ

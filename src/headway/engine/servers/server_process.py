@@ -1,4 +1,4 @@
-"""One vLLM server and all of its processes: started, waited for, and ended together."""
+"""One vLLM server with all of its processes: start, wait, stop."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from headway.engine.servers.launcher import PARENT_FLAG
 from headway.errors import UpstreamError
 
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ")
-"""What vLLM puts in front of the lines of each of its processes."""
+"""vLLM's prefix of each process's log lines."""
 
 _ERROR = re.compile(
     r"^(?:(?:vllm[\w ]*: )?error: |Value error, |(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception): )"
 )
-"""Last lines: Headway's own (`last_words`), of vLLM's flags, of pydantic's values, or of any traceback."""
+"""Last lines with an error: Headway's own (`last_words`), vLLM's about flags, pydantic's about values, or a
+traceback's.
+"""
 
 _LONGEST_LINE_BYTES = 64 << 10
 _LONGEST_REASON = 300
@@ -36,15 +38,15 @@ _CATCH_UP_S = 1.0
 
 
 class LabelledOutput:
-    """Reads what a server writes to `pipe` and passes it on, `[label] ` in front of each line, in a thread of its own.
+    """Reads a server's output from `pipe` on a thread and forwards it, with `[label] ` before each line.
 
-    A line of more than 64 KiB is passed on in pieces. What is passed on and not read is dropped, so that the
-    server never waits for a reader.
+    Lines over 64 KiB are forwarded in pieces. Output that is not read is dropped, so that the server never waits for a
+    reader.
     """
 
     def __init__(self, label: str, output: int | IO[bytes]) -> None:
         self._label = f"[{label}] ".encode()
-        # A copy, as the caller may close its own when the server was started.
+        # A copy, since the caller may close its own once the server has started.
         self._out = _copy(output if isinstance(output, int) else output.fileno())
         self._error = ""
         self._lock = threading.Lock()
@@ -52,19 +54,19 @@ class LabelledOutput:
         self._thread = threading.Thread(target=self._read, name=f"output of {label}", daemon=True)
 
     def start(self) -> None:
-        """Begin, now that the server has its end of the pipe."""
+        """Begin to read, after the server got its end of the pipe."""
         os.close(self.pipe)
         self._thread.start()
 
     def abandon(self) -> None:
-        """Close everything again: there is no server."""
+        """Close everything: the server did not start."""
         for each in (self._source, self.pipe, self._out):
             os.close(each)
 
     def last_words(self) -> str:
-        """The last line that told of an error, as it was written but for vLLM's prefix; empty if none did.
+        """The last line that reports an error, without vLLM's prefix; empty if there is none.
 
-        Waits a moment for what a server that has ended wrote last.
+        Waits a moment for the last output of a server that has ended.
         """
         self._thread.join(_CATCH_UP_S)
         with self._lock:
@@ -85,7 +87,7 @@ class LabelledOutput:
 
 
 def error_told(line: bytes) -> str:
-    """The error that a line of a server's output tells of, without vLLM's prefix; empty if it tells of none."""
+    """The error in a line of a server's output, without vLLM's prefix; empty if there is none."""
     text = _PREFIX.sub("", line.decode(errors="replace").strip())
     return text.removeprefix("error: ")[:_LONGEST_REASON] if _ERROR.match(text) else ""
 
@@ -95,9 +97,10 @@ def _copy(output: int) -> int:
 
 
 def put_aside(records: str | None) -> None:
-    """Keep what an earlier server has recorded, as each begins its file anew: `served.jsonl` becomes `served.1.jsonl`.
+    """Rename an earlier server's records, since each server begins its file anew: `served.jsonl` becomes
+    `served.1.jsonl`.
 
-    The files of data-parallel engines beside it likewise. One that cannot be moved stays: it is no reason not to serve.
+    Files of data-parallel engines are renamed too. A file that cannot be renamed stays, and the server still starts.
     """
     if records is None:
         return
@@ -117,13 +120,13 @@ GRACE_S = 30.0
 """How long a server may take to end by itself."""
 
 CHILDREN_GRACE_S = 5.0
-"""How long its children may take once the server itself has ended."""
+"""How long its children may take after the server has ended."""
 
 _POLL_S = 0.2
 
 
 class Process(Protocol):
-    """What a server's owner needs of its process: `subprocess.Popen` has it."""
+    """The process operations that a server's owner needs; `subprocess.Popen` has them."""
 
     pid: int
 
@@ -131,21 +134,21 @@ class Process(Protocol):
         """Exit code if the process has ended, without waiting."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Exit code once it has ended. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
+        """Exit code once the process has ended. Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
 
 
 class Output(Protocol):
-    """Where a server's output goes."""
+    """The destination of a server's output."""
 
     def last_words(self) -> str:
-        """The last line that told of an error; empty if none did."""
+        """The last line that reports an error; empty if there is none."""
 
 
 class Server:
-    """A running `vllm serve`, in a session of its own so that a terminal's Ctrl-C reaches only its owner.
+    """A running `vllm serve` in a session of its own, so that Ctrl-C in a terminal reaches only its owner.
 
-    vLLM ignores SIGTERM until it serves, and ends its engine by itself only when the signal goes to the API
-    server alone; `ask_to_stop` knows both. Used as a context manager it never leaves a process behind.
+    vLLM ignores SIGTERM until it serves, and ends its engine cleanly only if the signal goes to the API server alone;
+    `ask_to_stop` handles both. As a context manager it never leaves a process behind.
     """
 
     def __init__(
@@ -173,11 +176,11 @@ class Server:
         return self._process.poll()
 
     def last_words(self) -> str:
-        """Why it ended, as far as its output says so; empty if it does not, or has no label."""
+        """Why the server ended, according to its output; empty if unknown, or without a label."""
         return "" if self._output is None else self._output.last_words()
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Exit code of the server once it has ended (negative: the signal that ended it)."""
+        """Wait for the server's end; return its exit code (negative: the signal that ended it)."""
         code = self._process.wait(timeout_s)
         if not self._ended:
             self._end_children()
@@ -185,7 +188,7 @@ class Server:
         return code
 
     def wait_ready(self, timeout_s: float) -> None:
-        """Return when the server answers `/health`.
+        """Wait until the server answers `/health`.
 
         Raises UpstreamError if it ends first or is not ready in time.
         """
@@ -198,7 +201,7 @@ class Server:
             time.sleep(_POLL_S)
 
     def ask_to_stop(self) -> None:
-        """Have the server end by itself; after the grace period whatever is left is killed."""
+        """Ask the server to end by itself; kill what is left after the grace period."""
         with suppress(ProcessLookupError):
             if self._is_listening():
                 os.kill(self.pid, signal.SIGTERM)
@@ -215,11 +218,11 @@ class Server:
         return self.wait()
 
     def let_go(self) -> bool:
-        """This owner needs the server no longer; whether it is to be ended, as no other owner needs it."""
+        """Stop using the server. Returns True if no other owner uses it, so that it is to be ended."""
         return True
 
     def kill(self) -> None:
-        """End every process of the server at once; nothing once it has been waited for."""
+        """Kill every process of the server at once. Does nothing after its end was waited for."""
         with suppress(ProcessLookupError):
             self._signal_group(signal.SIGKILL)
 
@@ -230,11 +233,13 @@ class Server:
         os.killpg(self.pid, number)
 
     def _is_replaced(self) -> bool:
-        """Whether the group's number may belong to others by now: not before the process has been waited for."""
+        """Whether another group may have the group's number by now: possible only after the process was waited for."""
         return False
 
     def _end_children(self) -> None:
-        """End what outlived the server; Python's resource tracker, deaf to SIGTERM, first frees shared memory."""
+        """End processes that outlived the server; Python's resource tracker, which ignores SIGTERM, first frees
+        shared memory.
+        """
         deadline = time.monotonic() + CHILDREN_GRACE_S
         with suppress(ProcessLookupError):
             self._signal_group(signal.SIGTERM)
@@ -283,8 +288,8 @@ class ServerProcess(Server):
     ) -> None:
         """Start `vllm ARGUMENTS`, which must listen on `address`; its output goes to `log` (default: stderr).
 
-        With a `label` it goes there line by line, each with the label in front, and `last_words` can be heard. Raises
-        OSError if it cannot be started.
+        With a `label` every output line is prefixed, and `last_words` works. Raises OSError if the server cannot be
+        started.
         """
         out = sys.stderr.fileno() if log is None else log
         output = None if label is None else LabelledOutput(label, out)
@@ -298,7 +303,7 @@ class ServerProcess(Server):
                 start_new_session=True,
             )
         except OSError:
-            if output is not None:  # it is tried again and again
+            if output is not None:  # the start may be retried many times
                 output.abandon()
             raise
         if output is not None:
@@ -307,13 +312,13 @@ class ServerProcess(Server):
 
 
 def end_signals() -> list[signal.Signals]:
-    """SIGINT, SIGTERM, and SIGHUP unless it is ignored: what `nohup` has started outlives its terminal."""
+    """SIGINT, SIGTERM, and SIGHUP unless it is ignored: a server under `nohup` outlives its terminal."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
 
 
 def run_until_signalled(start: Callable[[], ServerProcess]) -> int:
-    """Exit code for the shell once the started server has ended, by itself or by one of the `end_signals`.
+    """Start a server and wait until it ends by itself or by one of the `end_signals`; return the shell's exit code.
 
     The first signal asks it to stop, a second one kills it. Interrupted: 130; terminated cleanly: 0.
     """
@@ -332,7 +337,7 @@ def run_until_signalled(start: Callable[[], ServerProcess]) -> int:
         signal.signal(number, on_signal)
     with start() as server:
         servers.append(server)
-        if received:  # while it was being started
+        if received:  # a signal came during the start
             server.ask_to_stop()
         code = server.wait()
     if received:
@@ -341,6 +346,6 @@ def run_until_signalled(start: Callable[[], ServerProcess]) -> int:
 
 
 def _reachable(address: tuple[str, int]) -> tuple[str, int]:
-    """Address by which this machine itself reaches a server listening on `address`."""
+    """The address by which this machine reaches a server that listens on `address`."""
     host, port = address
     return {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), port

@@ -1,4 +1,4 @@
-"""vLLM's own flags, as a user wrote them after `--` or in a file: read, checked and completed."""
+"""vLLM's own flags, given after `--` or in a file: read, checked and completed."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _NUMBER = re.compile(r"-\d")
 
 @dataclass(frozen=True, slots=True)
 class VllmFlag:
-    """One flag with its values; `name` has vLLM's spelling (dashes), `words` what the user wrote.
+    """One flag with its values; `name` is in vLLM's spelling (dashes), `words` as the user wrote it.
 
-    Flags in a file of `--config` have no words: vLLM reads them there itself, and those that are written win.
+    Flags in a `--config` file have no words: vLLM reads the file itself, and the command line has precedence.
     """
 
     name: str
@@ -46,7 +46,7 @@ class VllmFlag:
 def parse_vllm_flags(words: Sequence[str]) -> list[VllmFlag]:
     """The flags in a list of words, after those in its `--config` file.
 
-    Raises ConfigError for what cannot be a flag or must not be given, and for a file that cannot be read.
+    Raises ConfigError for words that are no flag, for refused flags, and for an unreadable file.
     """
     flags: list[VllmFlag] = []
     for word in words:
@@ -67,19 +67,19 @@ def parse_vllm_flags(words: Sequence[str]) -> list[VllmFlag]:
 
 
 def value_of(flags: Sequence[VllmFlag], name: str) -> str | None:
-    """The value of a flag, the last one if it is repeated; None where it is not given."""
+    """A flag's last value; None if the flag is not given."""
     values = [flag.values[-1] for flag in flags if flag.name == name and flag.values]
     return values[-1] if values else None
 
 
 def is_given(flags: Sequence[VllmFlag], *names: str) -> bool:
-    """Whether any of the flags is given, as it stands or as its `--no-` form."""
+    """Whether any of the flags is given, directly or in its `--no-` form."""
     wanted = {*names, *(name.replace("--", "--no-", 1) for name in names)}
     return any(flag.name.partition(".")[0] in wanted for flag in flags)
 
 
 def take_additional_config(flags: Sequence[VllmFlag]) -> tuple[dict[str, Any], list[VllmFlag]]:
-    """The user's `--additional-config`, written or in a file, as a dictionary, and the flags without it."""
+    """Split off the user's `--additional-config`, inline or in a file; return it and the other flags."""
     name = "--additional-config"
     text = value_of(flags, name)
     rest = [flag for flag in flags if flag.name != name]
@@ -95,13 +95,13 @@ def take_additional_config(flags: Sequence[VllmFlag]) -> tuple[dict[str, Any], l
 
 
 def _spelled(name: str) -> str:
-    """As vLLM reads it: underscores are dashes, but not behind the dot of a nested key."""
+    """The name in vLLM's spelling: underscores become dashes, except after the dot of a nested key."""
     head, dot, nested = name.partition(".")
     return head.replace("_", "-") + dot + nested
 
 
 def _check(flag: VllmFlag) -> None:
-    """Raise ConfigError for a refused flag. vLLM also reads an unambiguous beginning of a flag's name."""
+    """Raise ConfigError for a refused flag. vLLM also accepts unambiguous abbreviations."""
     written = flag.words[0] if flag.words else f"{flag.name} in the file of --config"
     name = flag.name.partition(".")[0]
     for refused, instead in REFUSED.items():
@@ -110,7 +110,7 @@ def _check(flag: VllmFlag) -> None:
 
 
 def read_config_file(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each flag with its values, as vLLM will take them from the file. Raises ConfigError if it is not one of flags."""
+    """Yield each flag of a file with its values, as vLLM reads them. Raises ConfigError if the file has no flags."""
     try:
         told = msgspec.yaml.decode(Path(path).read_bytes())
     except (OSError, msgspec.DecodeError) as error:

@@ -1,1 +1,1 @@
-"""What one step of the engine computes: the scheduler and what it knows."""
+"""One step of the engine: the parts of the scheduler that plan, fill and follow it."""

@@ -1,4 +1,4 @@
-"""LoRA adapters: which of them run in a step, and whose turn it is where there are more than slots."""
+"""Chooses the LoRA adapters of a step, and takes turns if there are more adapters than slots."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from headway.core.job import Job, JobState
 from headway.core.plan import StepPlan
 
 PATIENCE_S = 5.0
-"""So long an adapter goes without a slot before another gives up its own. Shorter turns run smaller batches."""
+"""Seconds that an adapter waits without a slot before another gives up its own. Shorter turns run smaller batches."""
 MOST_KNOWN = 4096
-"""Adapters that are known by when they last ran: each that is loaded anew has another number."""
+"""Most adapters whose last run is remembered: a reloaded adapter gets a new number."""
 
 
 class AdapterSlots:
-    """The at most `limit` LoRA adapters of a step, and turns between more of them.
+    """The at most `limit` LoRA adapters of a step, with turns if there are more.
 
-    vLLM passes over a request whose adapter is one too many, as long as requests of the others keep coming. Here the
-    next slot goes to the adapter that has gone longest without one, and for PATIENCE_S with a request that waits. Of
-    the adapters that have had their slot for as long, the one with the fewest requests under way closes: none starts
-    until these have ended. Then the oldest request of the other starts first. So with n adapters a request waits for
-    less than n turns, each of PATIENCE_S and the longest answer under way. Cost: O(queued jobs) a step while all slots
-    are taken, else O(jobs of the step).
+    vLLM skips a request whose adapter exceeds the limit as long as requests of the other adapters keep coming. Here the
+    next slot goes to the adapter that has waited longest, for PATIENCE_S, with a request in the queue. Among the
+    adapters that have had a slot for as long, the one with the fewest running requests closes: it starts none until
+    these have ended. Then the oldest request of the waiting adapter starts first. With n adapters a request therefore
+    waits for less than n turns, each of PATIENCE_S and the longest running answer. Cost: O(queued jobs) a step while
+    all slots are taken, else O(jobs of the step).
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.over: list[Job] = []
-        """Residents left out of the step for an adapter too many."""
+        """Residents left out of the step because their adapter exceeds the limit."""
         self._since_s: dict[int, float] = {}
         self._last_s: dict[int, float] = {}
         self._next: Job | None = None
         self._closed = 0
 
     def look(self, ran: Iterable[Job], queued: Iterable[Job], now_s: float) -> None:
-        """Note which adapters ran in the last step, and whose turn it is, before a plan asks for ready jobs."""
+        """Before planning: note which adapters ran in the last step, and whose turn it is."""
         slots = Counter(job.lora_id for job in ran if job.lora_id and job.state is JobState.RESIDENT)
         self._since_s = {adapter: self._since_s.get(adapter, now_s) for adapter in slots}
         self._last_s.update(dict.fromkeys(slots, now_s))
@@ -57,7 +57,7 @@ class AdapterSlots:
             self._closed = min(rested, key=lambda adapter: (adapter != was_closed, slots[adapter], adapter))
 
     def _longest_without(self, queued: Iterable[Job], now_s: float) -> Job | None:
-        """The oldest job of the adapter that has gone longest without a slot, if that is long enough."""
+        """The oldest job of the adapter that has waited longest for a slot, if it has waited long enough."""
         first: dict[int, Job] = {}
         for job in queued:
             if job.lora_id and job.lora_id not in self._since_s:
@@ -67,9 +67,9 @@ class AdapterSlots:
         return min(due, key=lambda job: (without_s[job], job.id), default=None)
 
     def has(self, job: Job) -> bool:
-        """Whether a queued job's adapter ran in the last step and goes on, or could join those that did.
+        """Whether a queued job's adapter ran in the last step and continues, or could join those that did.
 
-        No job is to pause, or to lose its KV, for one of which that is not so.
+        No job may be paused or preempted for a job of which this is false.
         """
         if not job.lora_id:
             return True
@@ -79,9 +79,9 @@ class AdapterSlots:
         return free > 1 or (free == 1 and (self._next is None or job.lora_id == self._next.lora_id))
 
     def within(self, run: Sequence[Job]) -> Sequence[Job]:
-        """`run` without the jobs whose adapter would be one too many in a step (invariant 11).
+        """`run` without the jobs whose adapter exceeds a step's limit (invariant 11).
 
-        vLLM asserts that running requests span at most `limit` adapters; pauses let more be resident.
+        vLLM asserts that running requests have at most `limit` adapters; with pauses more may be resident.
         """
         adapters: set[int] = set()
         self.over = []
@@ -96,10 +96,10 @@ class AdapterSlots:
         return [job for job in run if job not in over] if over else run
 
     def turns(self, plan: StepPlan, waiting: Iterable[Job]) -> Sequence[Job]:
-        """The jobs that a plan admits, first the one whose turn it is.
+        """The jobs that a plan admits, beginning with the one whose turn it is.
 
-        A plan names the first of a queue. For each of these that lacks an adapter one is added that does not, so that a
-        slot's jobs fill the seats wherever they stand. O(waiting) where some lack theirs.
+        A plan names the first jobs of a queue. For each of these without a slot, a later job with one is added, so that
+        jobs anywhere in the queue can fill the seats. O(waiting) if some lack a slot.
         """
         if not plan.admit:
             return plan.admit

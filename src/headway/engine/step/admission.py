@@ -1,4 +1,4 @@
-"""What vLLM would say to starting a waiting request, asked without starting it."""
+"""Predicts whether vLLM would start a waiting request, without starting it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.engine.step.ports import StepPort, Swaps
 
 
 class Admission:
-    """Read-only questions about a scheduler's waiting requests; it changes nothing."""
+    """Read-only questions about a scheduler's waiting requests."""
 
     def __init__(self, engine: StepPort) -> None:
         self._engine = engine
@@ -29,9 +29,9 @@ class Admission:
         )
 
     def not_ready(self, request: Request) -> Reason | None:
-        """Why vLLM would pass this request over now; None when it would try to start it. O(1).
+        """Why vLLM would skip this request now; None if it would try to start it. O(1).
 
-        One whose grammar failed to compile is ready: only when its turn to start has come does vLLM end it.
+        A request whose grammar failed to compile counts as ready: vLLM ends it only when its turn comes.
         """
         if request.status == RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
             grammar = request.structured_output_request and request.structured_output_request.grammar
@@ -56,9 +56,9 @@ class Admission:
         return swaps.copies.ready(job) if job.state is JobState.SWAPPED else None
 
     def misfit(self, request: Request) -> Reason | None:
-        """Which memory check an admission would fail now; None when its whole sequence fits.
+        """Which memory check an admission would fail now; None if the whole sequence fits.
 
-        O(1) where it would even if nothing of it were found, else a prefix-cache lookup: O(blocks of the request).
+        O(1) if the request would fit even with nothing cached, else a prefix-cache lookup: O(blocks of the request).
         """
         engine = self._engine
         if self._surely_fits(request):
@@ -76,10 +76,10 @@ class Admission:
         return Reason.WATERMARK if needed + watermark > free else None
 
     def _needed(self, request: Request) -> tuple[int, int]:
-        """Blocks that vLLM would take from the free ones for a whole request, and its tokens found in the cache."""
+        """Free blocks that vLLM would take for the whole request, and its cached tokens."""
         engine = self._engine
         manager = engine.kv_cache_manager
-        if request.num_computed_tokens:  # a connector has loaded these; their blocks are the request's own
+        if request.num_computed_tokens:  # loaded by a connector: the request holds their blocks already
             blocks, num_cached = manager.empty_kv_cache_blocks, request.num_computed_tokens
         else:
             blocks, num_cached, *_ = manager.get_computed_blocks(request)
@@ -101,12 +101,12 @@ class Admission:
         return free
 
     def _watermark(self) -> int:
-        """Blocks that an admission leaves free beside others."""
+        """Blocks that an admission leaves free."""
         manager = self._engine.kv_cache_manager
         return manager.watermark_blocks if self._engine.running else 0
 
     def _surely_fits(self, request: Request) -> bool:
-        """Whether there are blocks for all of a request that nothing is loaded for, found on the device or not."""
+        """Whether the whole request fits even if nothing is cached. False while a connector may load KV for it."""
         engine = self._engine
         if not self.one_block_for_all_layers or engine.jobs[request.request_id].state is JobState.SWAPPED:
             return False
@@ -116,7 +116,7 @@ class Admission:
         return most <= self._free_blocks()
 
     def too_large(self, request: Request) -> str | None:
-        """Why a request will never fit the KV cache; None if it may, as it always may where layers forget tokens."""
+        """Why a request will never fit the KV cache; None if it may. Where layers forget tokens every request may."""
         engine = self._engine
         needed = engine.view.blocks(request.num_tokens)
         total = engine.kv_cache_manager.block_pool.num_gpu_blocks - 1
@@ -125,15 +125,15 @@ class Admission:
         return f"headway: needs {needed} KV blocks, the engine has {total}"
 
     def _blocks_past(self, request: Request, loaded_tokens: int) -> int:
-        """Blocks of a request's sequence that a load of its leading tokens does not fill, and that are taken later."""
+        """Blocks of a request's sequence after those of its loaded leading tokens; they are taken later."""
         size = self._engine.block_size
         past: int = -(-request.num_tokens // size) - -(-loaded_tokens // size)
         return past
 
     def _loaded_beside(self, request: Request, num_cached: int) -> int | None:
-        """The leading tokens that a load beside the steps would bring; None if the request would start without one.
+        """Leading tokens that an asynchronous load would bring; None if the request would start without a load.
 
-        vLLM begins such a load only if that leaves room for all unfinished prompts.
+        vLLM begins such a load only if there is room for all unfinished prompts.
         """
         engine = self._engine
         if engine.transfers is not None:
@@ -145,7 +145,7 @@ class Admission:
         return job.num_computed_tokens if num_cached < job.num_computed_tokens else None
 
     def lacks_blocks(self, request: Request, most_tokens: int) -> bool:
-        """Whether a running request that got no token, of `most_tokens` that were left, finds no blocks for them."""
+        """Whether a running request that got no token, with `most_tokens` left in the step, lacks blocks for them."""
         engine = self._engine
         manager = engine.kv_cache_manager
         needed = request.num_tokens_with_spec + request.num_output_placeholders - request.num_computed_tokens
@@ -172,7 +172,7 @@ class Admission:
         )
 
     def ready(self, job: Job) -> bool:
-        """Whether nothing but seats and memory keeps a waiting job from starting now. O(1)."""
+        """Whether only seats and memory keep a waiting job from starting now. O(1)."""
         engine = self._engine
         request = engine.requests[job.id]
         return (
@@ -184,21 +184,21 @@ class Admission:
         )
 
     def is_queued(self, request: Request) -> bool:
-        """Whether vLLM may start a request that waits, with blocks of its own or without. O(1)."""
+        """Whether vLLM may start a waiting request, with blocks of its own or without. O(1)."""
         engine = self._engine
         return request in engine.waiting or (
             engine.transfers is not None and request in engine.kv_holding_waiting
         )
 
     def missing_blocks(self, job: Job) -> int:
-        """Blocks that have to come free before a waiting job passes all memory checks; 0 if it would now."""
+        """Blocks that must come free before a waiting job passes all memory checks; 0 if it passes now."""
         needed, _ = self._needed(self._engine.requests[job.id])
         return max(0, needed + self._watermark() - self._free_blocks())
 
     def windows(self, plan: StepPlan) -> tuple[list[Request], list[Request], Job | None]:
         """The requests that vLLM may start in this step, in order: those that hold blocks, and the others.
 
-        With `whole_prompts` only those that fit whole, and the first job that does not.
+        With `whole_prompts`, only those that fit whole, and the first job that does not.
         """
         engine = self._engine
         admit, cut = self._whole(plan) if plan.whole_prompts else (plan.admit, None)
@@ -226,7 +226,7 @@ class Admission:
     def _need(self, plan: StepPlan, job: Job) -> int:
         """Tokens that vLLM would grant a resident of `run` within any budget: `uncomputed_tokens`, and drafts.
 
-        Of the request and not of the job, whose limit may be a hint that vLLM knows nothing of.
+        Computed from the request: the job's limit may be a hint that vLLM does not know.
         """
         request = self._engine.requests[job.id]
         computed: int = request.num_computed_tokens
@@ -239,10 +239,10 @@ class Admission:
         return min(need, plan.chunk_cap.get(job, need))
 
     def prefix_watch(self) -> PrefixWatch | None:
-        """A watch over what the prefix cache holds of waiting jobs; None where the policy has no use for one.
+        """Make a watch over what the prefix cache holds of waiting jobs; None if the policy does not use one.
 
-        Nor where layers keep their KV in several groups of blocks, or hash them otherwise than they hold them: then no
-        single block stands for all before it.
+        None too if layers keep KV in several groups of blocks, or hash blocks of another size than they hold: then a
+        block does not imply all blocks before it.
         """
         engine, manager = self._engine, self._engine.kv_cache_manager
         pool, requests = manager.block_pool, engine.requests
@@ -258,6 +258,6 @@ class Admission:
             return pool.get_cached_block(request.block_hashes[index], only_group) is not None
 
         def changed(job: Job) -> None:
-            engine.guard.touch(job)  # looked up at each call: a guard may be replaced
+            engine.guard.touch(job)  # looked up at each call, since a guard may be replaced
 
         return PrefixWatch(finds, engine.block_size, changed)

@@ -1,4 +1,4 @@
-"""From vLLM's request to a job."""
+"""Turns vLLM's requests into jobs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from headway.core.slo import Slo
 from headway.errors import ConfigError
 
 MOST_CLOCK_ERROR_S = 0.01
-"""By so much the two clocks may drift apart before their difference is taken anew."""
+"""The two clocks may drift apart by this much before their difference is measured again."""
 
 
 class Arrivals:
-    """Makes the jobs of one scheduler's requests. A request that names no targets has `default_slo`.
+    """Makes the jobs of one scheduler's requests. A request without targets gets `default_slo`.
 
-    Front ends stamp requests with the wall clock, and jobs arrive by the scheduler's. The difference of the two clocks
-    is kept while it holds, so requests keep the order of their stamps. `waiting_elsewhere` are the prompt tokens that
-    wait where this engine hands off to, as a gateway said with the last request, at `told_elsewhere_s`.
+    Front ends stamp requests with the wall clock, while jobs arrive by the scheduler's clock. The difference of the
+    clocks is kept while it holds, so requests keep the order of their stamps. `waiting_elsewhere` holds the prompt
+    tokens that wait at the hand-off instances, as the gateway said with the last request, at `told_elsewhere_s`.
     """
 
     def __init__(self, default_slo: Slo) -> None:
@@ -34,8 +34,8 @@ class Arrivals:
     def job_of(self, request: Request, now_s: float, wall_s: float) -> tuple[Job, str | None]:
         """The job of a request, and the reason if this engine cannot serve it.
 
-        `now_s` and `wall_s` are this moment by either clock. vLLM's Python front end has checked the hints. A request
-        that came another way, as from its Rust front end, is refused here if its hints are bad.
+        `now_s` and `wall_s` are the current time by either clock. vLLM's Python front end has checked the hints. For
+        requests that came another way, such as from the Rust front end, bad hints are refused here.
         """
         refusal = None
         hints = RequestHints(slo=self._default_slo)
@@ -63,13 +63,13 @@ class Arrivals:
         return job, refusal
 
     def handed_off(self, job: Job) -> None:
-        """A job goes to where the fewest tokens wait; the gateway's next word replaces what is reckoned here."""
+        """Count a handed-off job where the fewest tokens wait, until the gateway sends the next numbers."""
         waiting = self.waiting_elsewhere
         if waiting:
             waiting[waiting.index(min(waiting))] += job.num_prompt_tokens
 
     def forget(self, request_ids: Iterable[str] | None) -> None:
-        """Clients have gone (None: all of them), so no last part of their streamed input will come."""
+        """Clients are gone (None: all of them), so the last part of their streamed input will not come."""
         if self._streaming:
             self._streaming.difference_update(self._streaming.copy() if request_ids is None else request_ids)
 
@@ -83,8 +83,8 @@ class Arrivals:
     def _is_streamed(self, request: Request) -> bool:
         """Whether a request is a part of streamed input, which no policy can serve.
 
-        All parts have one id. The last part does not say what it is: by itself it would be a prompt of one made-up
-        token. After it the client is forgotten.
+        All parts have one id. The last part is not marked: by itself it would be a prompt of one made-up token. After
+        it the client is forgotten.
         """
         if request.resumable:
             self._streaming.add(request.request_id)

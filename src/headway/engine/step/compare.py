@@ -1,4 +1,4 @@
-"""Plan against outcome: every difference gets a name."""
+"""Compares a plan with its outcome, and names every difference."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _PASSED_OVER = frozenset(
         *(Reason.STALE_OUTPUT, Reason.LORA, Reason.HELD),
     }
 )
-"""Reasons that skip a waiting job in every vLLM. Any other ends admission, unless vLLM put the job back and went on."""
+"""Reasons for which every vLLM skips a waiting job. Any other reason ends admission, unless vLLM put the job back."""
 
 
 def compare(
     outcome: StepOutcome, filled: FilledStep, engine: StepPort, admission: Admission
 ) -> dict[Job, Reason]:
-    """Why each job of the plan got nothing or less than its share, asked before anything else has changed.
+    """Why each job of the plan got nothing, or less than its share. Must run before anything else changes.
 
-    O(1) for a step of nothing but decodes that went to all jobs of the plan: most steps of an engine that keeps up.
+    O(1) for a step that only decodes and served all jobs of the plan: most steps of an engine that keeps up.
     """
     plan = outcome.plan
     others = plan.admit or plan.prefetch or engine._inflight_prefills or filled.step.over_adapters
@@ -42,11 +42,11 @@ def compare(
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """One step's plan beside what came of it.
+    """One step's plan and its outcome.
 
-    vLLM grants only to its running requests: the plan's, the paused (capped at 0) and the admitted; so equal
-    counts mean that every job of `run` got tokens. Candidates behind the one that ended admission are
-    spares, not differences.
+    vLLM grants tokens only to running requests: the plan's, the paused (capped at 0) and the admitted. Equal counts
+    therefore mean that every job of `run` got tokens. Candidates behind the one that ended admission are spares, not
+    differences.
     """
 
     outcome: StepOutcome
@@ -56,11 +56,11 @@ class _Comparison:
 
     @property
     def full(self) -> bool:
-        """Whether the step's whole budget was granted."""
+        """Whether the whole budget of the step was granted."""
         return self.outcome.num_tokens >= self.outcome.plan.token_budget
 
     def differences(self) -> dict[Job, Reason]:
-        """The name of each difference; one look at the blocks for the job that ended admission."""
+        """Name each difference; looks once at the blocks for the job that ended admission."""
         differences: dict[Job, Reason] = {}
         outcome, engine = self.outcome, self.engine
         if len(outcome.tokens) != len(outcome.plan.run) + len(outcome.admitted):
@@ -85,14 +85,14 @@ class _Comparison:
         return differences
 
     def _ended_by_returned(self, differences: dict[Job, Reason]) -> bool:
-        """Whether a job that is back from the host did not fit: vLLM looks at such jobs first, and then at no other."""
+        """Whether a job that came back from the host did not fit: vLLM then looks at no other job."""
         if self.engine.swaps is None:
             return False
         copies = self.engine.swaps.copies
         return any(job in copies.returned and job not in copies.restoring for job in differences)
 
     def _short_chunks(self) -> dict[Job, Reason]:
-        """Jobs still in prefill after a step that had tokens left for them."""
+        """Jobs still in prefill after a step with unused tokens."""
         short: dict[Job, Reason] = {}
         for request in self.engine._inflight_prefills:
             job = self.engine.jobs[request.request_id]
@@ -102,7 +102,7 @@ class _Comparison:
         return short
 
     def _why_nothing(self, job: Job, *, ended: bool) -> Reason:
-        """Why a resident job of the plan got no token; `ended`: vLLM found no blocks for one before it, and stopped."""
+        """Why a resident job of the plan got no token. `ended`: vLLM lacked blocks for an earlier job, and stopped."""
         request = self.engine.requests[job.id]
         if self.engine._pause_state == PauseState.PAUSED_ALL:
             return Reason.ENGINE_PAUSED
@@ -123,7 +123,7 @@ class _Comparison:
         return self._why_no_chunk(request)
 
     def _waits_for_frees(self, job: Job) -> bool:
-        """Whether a job lacked blocks and vLLM preempted no victim: the blocks would not have come free at once."""
+        """Whether a job lacked blocks and vLLM preempted no victim, because blocks would not have come free at once."""
         if self.engine.transfers is None:
             return False
         left = self.outcome.plan.token_budget - sum(
@@ -141,7 +141,7 @@ class _Comparison:
         return Reason.DRAFTS if self.engine.num_spec_tokens else Reason.UNEXPLAINED
 
     def _why_not_resumed(self, job: Job) -> Reason:
-        """Why a job of the plan that had left for the host got no step."""
+        """Why a swapped job of the plan's `run` got no step."""
         assert self.engine.swaps is not None
         if job in self.engine.swaps.copies.restoring:
             return Reason.REMOTE_KV
@@ -167,7 +167,7 @@ class _Comparison:
         return Reason.UNEXPLAINED
 
     def _admit_differences(self) -> dict[Job, Reason]:
-        """Jobs passed over before the last admission, and the one that ended it."""
+        """Jobs skipped before the last admission, and the job that ended admission."""
         differences: dict[Job, Reason] = {}
         admitted = set(self.outcome.admitted).difference(self.outcome.plan.prefetch)
         left_to_see = len(admitted)
@@ -212,7 +212,7 @@ class _Comparison:
         return self._why_refused(job)
 
     def _connectors_reason(self, request: Request) -> Reason | None:
-        """What a connector made of a waiting request in this step: its KV is being loaded, or is not found yet."""
+        """What a connector did with a waiting request in this step: its KV is loading, or was not found yet."""
         if self.engine.transfers is None:
             return None
         if self.admission.not_ready(request) is Reason.REMOTE_KV:
@@ -239,9 +239,9 @@ class _Comparison:
         return self.admission.misfit(request) or self._why_no_chunk(request)
 
     def _adapters_full(self, job: Job) -> bool:
-        """Whether the step's jobs have as many LoRA adapters as it may run, the job's not among them.
+        """Whether the step has all adapters that it may run, without the job's.
 
-        vLLM 0.33 counts those of the plan too that got no tokens.
+        vLLM 0.33 also counts adapters of planned requests that got no tokens.
         """
         if not job.lora_id:
             return False

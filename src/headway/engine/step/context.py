@@ -1,4 +1,4 @@
-"""What a step knows: what was decided of it, and what vLLM gave out."""
+"""The data of one step: its plan and preparation, and what vLLM granted."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepContext:
-    """What was decided of a step, and how vLLM was prepared for it. A step whose plan is repeated has the same one.
+    """The decisions for a step, and how vLLM was prepared for it. Steps with a repeated plan share one context.
 
-    `num_running` requests run before vLLM admits others, at most `seats` of them. `caps` are tokens by request id.
-    `cut` is the first job of `admit` whose prompt did not fit whole. `over_adapters` have a LoRA adapter too many.
+    `num_running` requests run before vLLM admits others, up to `seats` in all. `caps` are token limits by request id.
+    `cut` is the first job of `admit` whose prompt did not fit whole. The adapters of the jobs in `over_adapters` exceed
+    the step's limit.
     """
 
     plan: StepPlan = field(default_factory=StepPlan)
@@ -33,9 +34,9 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True)
 class FilledStep:
-    """A step that vLLM has filled; `repeated`: its plan was that of the step before.
+    """A step that vLLM has filled; `repeated`: it had the plan of the step before.
 
-    `admission_closed`: blocks ran out that copies will free, so vLLM was to start or resume no request after that.
+    `admission_closed`: blocks ran out that copies will free, so vLLM was told to start or resume no more requests.
     """
 
     step: StepContext

@@ -1,4 +1,4 @@
-"""What one engine counts about its own scheduling, from start to stop."""
+"""Totals of one engine's scheduling, from start to stop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headway.policies.protocols import KnowsLate, Order, Predicting
 logger = logging.getLogger(__name__)
 
 TOLD_EVERY_S = 0.5
-"""How often the totals' growth is sent to the process that serves metrics; the last one always is."""
+"""How often the growth of the totals is sent to the process that serves metrics; the final one is always sent."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """Totals that only grow. `differences` counts, by reason, jobs for which a step did less than planned."""
+    """Totals that only grow. `differences` counts, by reason, the jobs that got less than planned."""
 
     steps: int = 0
     planned_steps: int = 0
@@ -57,7 +57,7 @@ class Counters:
     _due_s: float = 0.0
 
     def stepped(self, outcome: StepOutcome) -> None:
-        """Count a step that was filled and compared with its plan."""
+        """Count a filled step, after the comparison with its plan."""
         self.steps += 1
         self.empty_steps += not outcome.tokens
         self.scheduled_tokens += outcome.num_tokens
@@ -80,14 +80,14 @@ class Counters:
         return flat
 
     def news(self, now_s: float, *, is_last: bool) -> dict[str, int]:
-        """What `grown` says, every TOLD_EVERY_S and at last; empty in between."""
+        """What `grown` returns, every TOLD_EVERY_S and at the end; empty in between."""
         if now_s < self._due_s and not is_last:
             return {}
         self._due_s = now_s + TOLD_EVERY_S
         return self.grown()
 
     def grown(self) -> dict[str, int]:
-        """By how much every total has grown since this was last asked; the first time, the totals."""
+        """The growth of every total since the last call; in the first call, the totals."""
         before, self._told = self._told, self.flat()
         return {name: total - before.get(name, 0) for name, total in self._told.items()}
 
@@ -98,9 +98,10 @@ _TOTALS = tuple(
 
 
 class TrustWatch:
-    """Counts the steps that a policy plans without predictions it does not trust, and logs when that changes.
+    """Counts the steps that a policy plans without trusting its predictions, and logs when that changes.
 
-    Asked which kinds an order goes by once, when made: to ask takes microseconds. Two attributes a step.
+    Which predictions an order uses is asked once, since the question takes microseconds. A step costs two attribute
+    reads.
     """
 
     def __init__(self, order: Order, counters: Counters) -> None:
@@ -111,7 +112,7 @@ class TrustWatch:
         self._step_times_trusted: bool | None = None
 
     def planned(self) -> None:
-        """A step was planned."""
+        """Count a planned step."""
         if self._lengths is not None:
             trusted = self._lengths.trusts_predictions
             self._counters.distrusting_steps += not trusted
@@ -128,7 +129,7 @@ class TrustWatch:
 
 def _say(what: str, before: bool | None, now: bool) -> None:
     if before is None:
-        return  # what it starts with is no change
+        return  # the initial state is no change
     if now:
         logger.warning("%s hold again: scheduling goes by them", what)
     else:

@@ -1,4 +1,4 @@
-"""How the end of a request reaches its client, the engine, and the file of records."""
+"""How the end of a request reaches its client, the engine, and the records file."""
 
 from __future__ import annotations
 
@@ -31,19 +31,21 @@ ENDED_AS = {
     RequestStatus.FINISHED_ERROR: Outcome.FAILED,
     RequestStatus.FINISHED_ABORTED: Outcome.CANCELLED,
 }
-"""What a request's end in vLLM means, unless Headway knows better."""
+"""A request's final status in vLLM -> the outcome, unless Headway knows better."""
 
 
 class FinalOutputs:
-    """A queue, since with two steps in flight a second plan comes before the first one's outputs."""
+    """Last outputs of ended requests. A queue, since with two steps in flight the second plan precedes the first
+    output.
+    """
 
     def __init__(self) -> None:
         self._queue: deque[tuple[int, EngineCoreOutput]] = deque()
 
     def add(self, request: Request, reason: str, *, failed: bool) -> None:
-        """Queue the last output of a request that was just finished, with the reason its client sees.
+        """Queue the last output of a request that just finished, with the reason for its client.
 
-        Of one that failed the client hears over HTTP only that it did, so the log has the reason.
+        The client of a failed request learns over HTTP only that it failed, so the reason goes to the log.
         """
         if failed:
             logger.error("request %s fails: %s", request.request_id, reason)
@@ -58,7 +60,7 @@ class FinalOutputs:
         self._queue.append((request.client_index, output))
 
     def deliver(self, outputs: dict[int, EngineCoreOutputs]) -> None:
-        """Move everything queued into a step's outputs, by client."""
+        """Move all queued outputs into a step's outputs, by client."""
         while self._queue:
             client_index, output = self._queue.popleft()
             outputs.setdefault(client_index, EngineCoreOutputs()).outputs.append(output)
@@ -67,11 +69,11 @@ class FinalOutputs:
 _MARK = "headway:stopped:"
 
 _STOPPED: ContextVar[Collection[str]] = ContextVar("headway_stopped", default=())
-"""Requests that the last outputs ended on a stop string, in the task that handles outputs: it aborts them next."""
+"""Requests whose last outputs ended on a stop string, in the task that handles outputs and aborts them next."""
 
 
 def notes_stopped(process: Callable[..., Any]) -> Callable[..., Any]:
-    """Note, in the task that handles outputs, which of them ended on a stop string."""
+    """Wrap output processing: note which requests ended on a stop string."""
 
     def process_outputs(self: Any, *args: Any, **kwargs: Any) -> Any:
         processed = process(self, *args, **kwargs)
@@ -82,7 +84,7 @@ def notes_stopped(process: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def marks_sent(send: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the marks where the front end, asynchronous or not, sends aborts to another process."""
+    """Wrap the sending of aborts to another process: add the marks."""
     from vllm.v1.engine import EngineCoreRequestType
 
     def _send_input(self: Any, request_type: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -94,7 +96,7 @@ def marks_sent(send: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def marks_handed_over(abort: Callable[..., None]) -> Callable[..., None]:
-    """Add the marks where the engine is in the front end's own process."""
+    """Wrap aborts inside the front end's own process: add the marks."""
 
     def abort_requests(self: Any, request_ids: list[str]) -> None:
         abort(self, marked(request_ids))
@@ -103,14 +105,14 @@ def marks_handed_over(abort: Callable[..., None]) -> Callable[..., None]:
 
 
 def marked(request_ids: Sequence[str]) -> Sequence[str]:
-    """These ids, and the mark of each that has just ended on a stop string."""
+    """These ids, and the mark of each request that just ended on a stop string."""
     stopped = _STOPPED.get()
     marks = [_MARK + request_id for request_id in request_ids if request_id in stopped]
     return [*request_ids, *marks] if marks else request_ids
 
 
 def stopped_among(request_ids: Iterable[str]) -> Collection[str]:
-    """The ids whose marks are among these."""
+    """The request ids whose marks are among these."""
     return {each.removeprefix(_MARK) for each in request_ids if each.startswith(_MARK)}
 
 
@@ -118,11 +120,11 @@ REASON_PREFIX = "headway:"
 
 
 class NoTokens(list[int]):
-    """An empty list of tokens that counts as news.
+    """An empty list of tokens that is true.
 
-    vLLM's stream generators leave out an output without text and tokens as long as nothing has been sent,
-    its finish reason included: the client of a request that was shed while it waited would see its stream
-    end without a reason. They ask by truth value, so this is enough for both of them.
+    vLLM's stream generators omit an output without text and tokens while nothing was sent, including its finish reason.
+    The client of a request that was shed while waiting would see its stream end without a reason. The generators test
+    the list's truth value, so a true empty list is enough.
     """
 
     def __bool__(self) -> bool:
@@ -130,7 +132,7 @@ class NoTokens(list[int]):
 
 
 def shows_endings(make: Callable[..., Any]) -> Callable[..., Any]:
-    """Have vLLM's API server pass on the end of a request that a policy ended before its first token."""
+    """Wrap vLLM's API server so that it passes on the end of a request that a policy ended before its first token."""
 
     def new_completion_output(self: Any, token_ids: Any, finish_reason: Any, stop_reason: Any) -> Any:
         output = make(self, token_ids, finish_reason, stop_reason)
@@ -143,13 +145,13 @@ def shows_endings(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class ServedRecords:
-    """One engine's file of records. When the disk is full it ends, with one error in the log; serving goes on."""
+    """One engine's records file. On a full disk it ends with one error in the log; serving continues."""
 
     def __init__(self, path: Path) -> None:
         self._writer: RecordWriter | None = RecordWriter(path)
 
     def append(self, record: Record) -> bool:
-        """Write one record, unless one before it could not be written; whether it was."""
+        """Write one record; return whether it was written. After one failure nothing more is written."""
         if self._writer is None:
             return False
         try:
@@ -169,9 +171,9 @@ class ServedRecords:
 
 
 def records_of(engine: StepPort) -> ServedRecords | None:
-    """The file of records that the settings ask for. Of several data-parallel engines each has a file of its own.
+    """Open the records file that the settings ask for. Each of several data-parallel engines has its own file.
 
-    An engine of a dense model is told its index alone, not that there are others: there the first keeps the name.
+    An engine of a dense model knows only its index, not that there are others; so the first one keeps the plain name.
     """
     if engine.settings.records is None:
         return None

@@ -1,4 +1,4 @@
-"""Follows requests for `headway explain` and shadows, and answers their questions."""
+"""Follows requests for `headway explain` and for shadows, and answers questions about them."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from headway.statistics import median
 logger = logging.getLogger(__name__)
 
 MOST_ANSWERED = 16
-"""Requests that one question is answered for, the newest: one of a client's may be several of an engine's, and a client
-may name all of its requests alike.
+"""Most requests in one answer, newest first. One request of a client may be several of an engine's, and a client
+may use one id for all of its requests.
 """
 MOST_LISTED = 50
 NOT_FOLLOWED = "this server follows no requests (--explain 0, or following them failed: see its log)"
 _VLLM_PREFIX = r"(\d+_)?(cmpl-|chatcmpl-)?"
 _VLLM_SUFFIX = r"(-\d+)?(-[0-9a-f]{8})?"
-"""What vLLM 0.32 puts around a client's id: choice, kind of request; number of the prompt, eight random digits."""
+"""What vLLM 0.32 adds to a client's id: choice and kind of request; number of the prompt, eight random digits."""
 _RESPONSE, _TURN = "resp_", r"(_\d+)?"
-"""What the ids of responses begin with, and what their turns are numbered by."""
+"""Prefix of response ids, and the suffix that numbers their turns."""
 
 
 class Explainer:
     """Follows every request of one engine.
 
-    What raises ends the explaining, with the reason in the log, and not the serving; with `check` it is raised on.
-    `kept` ended requests can be explained, and all live ones. `now_s` is when the newest output came. `block_bytes`
-    are those of a KV block, `about` says what the engine is, for shadows.
+    An error ends the explanations, with the reason in the log, but not the serving; with `check` it is raised. All live
+    requests and `kept` ended ones can be explained. `now_s` is the time of the newest output. `block_bytes` is the size
+    of a KV block; `about` describes the engine for shadows.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Explainer:
         self._about = about
         self._check = check
 
-    # ---- what the scheduler tells ----------------------------------------------------------------------
+    # ---- calls of the scheduler ------------------------------------------------------------------------
 
     def arrived(self, job: Job, now_s: float) -> None:
-        """A request has come."""
+        """A request arrived."""
         if self.trail is not None:
             try:
                 self.trail.arrived(job, now_s)
@@ -87,7 +87,7 @@ class Explainer:
                 self._give_up()
 
     def judging(self, model: StepTimeModel) -> JudgedSteps:
-        """A model that tells of each step it learns from, which is over at `now_s`."""
+        """Wrap a step-time model so that each step it learns from is followed; the step is over at `now_s`."""
         return JudgedSteps(model, self._judged)
 
     def _judged(self, shape: BatchShape, predicted_s: float, took_s: float) -> None:
@@ -95,7 +95,7 @@ class Explainer:
             self.trail.judge(self.now_s, shape, predicted_s, took_s)
 
     def ended(self, record: Record) -> None:
-        """A request has ended."""
+        """A request ended."""
         if self.trail is not None:
             try:
                 self.trail.finished(record)
@@ -108,12 +108,12 @@ class Explainer:
         logger.exception("requests are not explained any more; serving goes on")
         self.trail = None
 
-    # ---- what others ask ---------------------------------------------------------------------------------
+    # ---- questions from outside ------------------------------------------------------------------------
 
     def answer(self, question: str, argument: str) -> list[dict[str, Any]] | str:
-        """What is known, or why nothing can be said. On the scheduler's own thread, between two steps.
+        """Answer a question, or say why not. Runs on the scheduler's thread, between two steps.
 
-        `explain` a request, the last ones `listed`, or the `window` since some counts.
+        The questions: `explain` a request, the last requests `listed`, or the `window` since some counts.
         """
         trail = self.trail
         if trail is None:
@@ -123,7 +123,7 @@ class Explainer:
         return self._window(trail, argument) if question == "window" else self._listed(trail)
 
     def _window(self, trail: Trail, asked: str) -> list[dict[str, Any]] | str:
-        """What a shadow has not been told yet."""
+        """What a shadow has not received yet."""
         try:
             told = window(trail, asked, self._clock())
         except ConfigError as error:
@@ -131,9 +131,10 @@ class Explainer:
         return [{**told, "engine": self._about(), "block_bytes": self._block_bytes}]
 
     def _explained(self, trail: Trail, asked: str) -> list[dict[str, Any]] | str:
-        """Everything known of the requests of this id, a client's or vLLM's.
+        """Everything known about the requests with this id, a client's or vLLM's.
 
-        Times are seconds since each arrived, `at` is when that was, in seconds since 1970. Milliseconds a request.
+        Times are in seconds since each request's arrival; `at` is the arrival in seconds since 1970. Takes milliseconds
+        a request.
         """
         now_s, wall_s = self._clock(), time.time()
         tracks = islice(tracks_of(trail, asked), MOST_ANSWERED)
@@ -160,7 +161,7 @@ class Explainer:
 
 
 def explainer_of(engine: StepPort) -> Explainer | None:
-    """What follows a scheduler's requests; None if its settings want none followed."""
+    """Make the follower of a scheduler's requests; None if its settings turn that off."""
     kept = engine.settings.explain
     if not kept:
         return None
@@ -176,7 +177,7 @@ def explainer_of(engine: StepPort) -> Explainer | None:
 
 
 def tracks_of(trail: Trail, asked: str) -> Iterator[Track]:
-    """The requests that a client means by an id, newest first: it is theirs, or within what vLLM puts around it."""
+    """The requests that a client means by an id, newest first: equal ids, or ids that vLLM extended."""
     exact = trail.find(asked)
     if exact is not None:
         yield exact
@@ -205,18 +206,18 @@ def _line(track: Track, now_s: float, wall_s: float) -> dict[str, Any]:
 
 
 _HOST_STEPS = 256
-"""Steps from which the host's time between two steps is taken."""
+"""Number of steps over which the host's time between two steps is measured."""
 _COPIED_BLOCKS = 256
 _COUNTS = re.compile("([0-9]{1,18})-([0-9]{1,18})")
-"""More digits than any count has are refused: Python reads no number of thousands of them."""
+"""Counts have at most 18 digits: Python refuses to parse numbers with thousands of digits."""
 _PARTS = ("order", "batching", "eviction", "leaving")
 
 
 def window(trail: Trail, asked: str, now_s: float) -> dict[str, Any]:
-    """Ended requests, and steps, since the counts that `asked` names as ENDED-STEPS, with the counts for the next
-    time; and the live requests. O(what is told), some microseconds a request.
+    """Requests and steps that ended since the counts in `asked` (ENDED-STEPS), the live requests, and the new counts.
 
-    Raises ConfigError for another question. What was not asked for in time is gone: `missed` says how many requests.
+    `missed` says how many requests were dropped before they were asked for. Raises ConfigError for a malformed
+    question. O(size of the answer), some microseconds a request.
     """
     since, steps_since = _counts(asked)
     new = max(0, trail.num_ended - since)
@@ -243,7 +244,7 @@ def _counts(asked: str) -> tuple[int, int]:
 
 
 def _request(track: Track) -> dict[str, Any]:
-    """One request: what it asked for, and what became of it so far."""
+    """One request: its hints and lengths, and what happened to it so far."""
     job, record = track.job, track.record
     slo = job.slo
     return {
@@ -264,7 +265,7 @@ def _request(track: Track) -> dict[str, Any]:
 
 
 def _found_tokens(track: Track) -> int:
-    """Tokens of its prompt whose KV was on the device already when it first started."""
+    """Tokens of the prompt whose KV was on the device when the request first started."""
     started = next((mark for mark in track.marks if mark.kind is Kind.ADMITTED), None)
     return 0 if started is None else max(0, started.computed)
 
@@ -288,9 +289,9 @@ def _step(step: JudgedStep) -> list[float]:
 
 
 def host_s(trail: Trail) -> float:
-    """Seconds between two steps in which nothing computes: the median of those known, idle times left out.
+    """Seconds between two steps in which nothing computes: the median over known steps, without idle times.
 
-    From one schedule to the next less what the step between took; 0 where that is always under way.
+    Measured from one schedule to the next, less the step in between; 0 if steps always overlap.
     """
     times_s = trail.steps.times_s(4 * _HOST_STEPS)
     found: list[float] = []
@@ -304,11 +305,11 @@ def host_s(trail: Trail) -> float:
 
 
 def about(engine: StepPort) -> dict[str, Any]:
-    """The policy that a scheduler goes by now, and its sizes by the names of the simulator's."""
+    """The scheduler's current policy, and its sizes under the simulator's names."""
     settings, view, swaps = engine.settings, engine.view, engine.swaps
     out_s, in_s = engine.cost.swap_out_s, engine.cost.swap_in_s
     guard = engine.guard
-    # The stock policy that takes over has no parts of the settings, even where these name it too.
+    # The stock policy that took over does not use the parts in the settings, even if these name it too.
     parts = {} if guard.fell_back else {part: getattr(settings, part) for part in _PARTS}
     return {
         "policy": guard.policy.name,

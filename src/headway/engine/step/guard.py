@@ -1,4 +1,4 @@
-"""A policy that may fail without taking the engine with it."""
+"""Contains failures of a policy, so that the engine keeps serving."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _RAISE = dis.opmap["RAISE_VARARGS"]
 
 
 def stock_policy(*, priority_first: bool = False) -> Policy:
-    """The policy an instance falls back to: vLLM's own order, of arrival or by priority."""
+    """The fallback policy of an instance: vLLM's own order, by arrival or by priority."""
     return build_policy(PRESETS["vllm"], priority_first=priority_first)
 
 
 class _Call:
-    """Around one kind of call of a policy: measured, and what it raises costs the policy."""
+    """Context of one kind of call to a policy: measures it, and turns its errors into a fall-back."""
 
     __slots__ = ("_guard", "_name")
 
@@ -51,14 +51,14 @@ class _Call:
 
 
 class GuardedPolicy:
-    """Passes calls to a policy; the first that raises is logged and the stock policy takes over for good.
+    """Forwards calls to a policy. On the first error, which is logged, the stock policy takes over for good.
 
-    A plan against the rules of `check_plan` counts as raising. So do `SystemExit`, `KeyboardInterrupt` and their like
-    where the policy raises them by itself; those that a signal raises end the server (`_raised_by_signal`).
+    A plan that breaks the rules of `check_plan` counts as an error. So do `SystemExit`, `KeyboardInterrupt` and their
+    like if the policy raises them itself; those raised by a signal end the server (`_raised_by_signal`).
 
-    The ledger is up to date before each call, so the stock policy starts from its waiting jobs and nothing is lost.
-    With `steady` a policy that would make its last plan again is not asked. `SlowCalls` tells of plans
-    and observations that take long.
+    The ledger is up to date before each call, so the stock policy starts from the ledger's waiting jobs and nothing is
+    lost. With `steady`, a policy that would repeat its last plan is not asked. `SlowCalls` reports plans and
+    observations that take long.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class GuardedPolicy:
         self._ledger = ledger
         self._counters = counters
         self.slow_calls = SlowCalls(counters)
-        # Of each step's calls alone: a step has dozens of the others.
+        # Measures only the calls made once a step; there are dozens of the others.
         self._planning, self._observing = _Call(self, "plan"), _Call(self, "observe")
         self._trusting = _Call(self, "whether it trusts predictions")
         self.fell_back = False
         """Whether the stock policy has taken over."""
         self.repeated = False
-        """Whether the last plan was the one before it, unchanged."""
+        """Whether the last plan repeated the one before it."""
 
     def add(self, job: Job) -> None:
         """A job starts to wait."""
@@ -94,7 +94,7 @@ class GuardedPolicy:
                 raise
 
     def end(self, job: Job, *, finished: bool) -> None:
-        """A job is gone, its answer `finished` or not; called before the ledger marks it so."""
+        """A job ended, its answer `finished` or not; called before the ledger marks it as ended."""
         try:
             self.policy.end(job, finished=finished)
         except BaseException as error:
@@ -103,7 +103,7 @@ class GuardedPolicy:
             self.policy.end(job, finished=finished)
 
     def touch(self, job: Job) -> None:
-        """A job's rank may have changed: its first token is out, or it waits and is not as it was."""
+        """A job's rank may have changed: its first token is out, or something about the waiting job changed."""
         try:
             self.policy.touch(job)
         except BaseException as error:
@@ -116,7 +116,7 @@ class GuardedPolicy:
             self.policy.observe(outcome)
 
     def plan(self, view: StepView) -> StepPlan:
-        """The policy's plan, or the stock one if it raises or returns what is no plan."""
+        """The policy's plan, or the stock one if the policy raises or returns an invalid plan."""
         plan = None if self._steady is None else self._steady.again(view)
         self.repeated = plan is not None
         if plan is None:
@@ -137,7 +137,9 @@ class GuardedPolicy:
         return self.policy.plan(view)
 
     def take_over(self, call: str, error: BaseException) -> bool:
-        """Fall back, unless a signal ends the server: whether that was done. A part's own `SystemExit` is a fault."""
+        """Fall back, unless a signal ends the server; return whether it fell back. A part's own `SystemExit` is a
+        fault.
+        """
         if _raised_by_signal(error):
             return False
         self._counters.policy_faults += 1
@@ -145,24 +147,24 @@ class GuardedPolicy:
         return True
 
     def fall_back(self, why: str, *, exc_info: bool = False) -> None:
-        """Serve in stock order from now on, starting with the jobs that wait."""
+        """Serve in stock order from now on, starting with the waiting jobs."""
         logger.error("%s; serving goes on in stock order", why, exc_info=exc_info)
         self.policy = stock_policy(priority_first=self.priority_first)
         self.fell_back = True
         self._trust = self._steady = None
         queued = [*self._ledger.waiting.values(), *self._ledger.swapped.values()]
         by_arrival = sorted(queued, key=lambda job: (job.arrival_s, job.id))
-        # Each preempted job goes to the front of the queue, so the oldest of them has to come last.
+        # Each preempted job goes to the front of the queue, so the oldest one must come last.
         preempted = [job for job in reversed(by_arrival) if job.num_preemptions]
         for job in [*preempted, *(job for job in by_arrival if not job.num_preemptions)]:
             self.policy.add(job)
 
 
 def _raised_by_signal(error: BaseException) -> bool:
-    """Whether a signal handler raised this error, such as the operator's Ctrl-C, and not the code it interrupted.
+    """Whether a signal handler raised this error, such as the operator's Ctrl-C, and not the interrupted code.
 
-    Python runs a handler between two instructions of the main thread. A handler written in Python is itself in the
-    traceback. Python's own handler of Ctrl-C is not: its `KeyboardInterrupt` appears where no `raise` stands.
+    Python runs a handler between two instructions of the main thread. A handler written in Python appears in the
+    traceback. Python's own Ctrl-C handler does not: its `KeyboardInterrupt` appears on a line without a `raise`.
     """
     frames = [(frame.f_code, frame.f_lasti) for frame, _ in walk_tb(error.__traceback__)]
     handlers = [signal.getsignal(number) for number in signal.valid_signals()]

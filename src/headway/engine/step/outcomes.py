@@ -1,4 +1,4 @@
-"""What vLLM made of a plan, read from its output and its queues; and the tokens that came back."""
+"""Reads what vLLM did with a plan, from its output and queues, and follows the sampled tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from headway.engine.step.ports import StepPort
 
 
 class Outcomes:
-    """Reads what a scheduler's steps came to, before anything else has changed.
+    """Reads the outcomes of a scheduler's steps. Must run before anything else changes.
 
-    `alike`: whether the step that was read last came to the same as the one before.
+    `alike`: whether the last step had the same outcome as the one before.
     """
 
     def __init__(self, engine: StepPort) -> None:
@@ -24,11 +24,11 @@ class Outcomes:
 
     @property
     def tokens(self) -> dict[Job, int]:
-        """Tokens that each job got in the step that was read last."""
+        """Tokens that each job got in the last step."""
         return self._last.tokens
 
     def of(self, filled: FilledStep) -> StepOutcome:
-        """What vLLM made of a plan; the same outcome at a later time for a kept plan that was filled as before."""
+        """The outcome of a filled step; for a repeated plan, the previous outcome at a later time."""
         self.alike = filled.as_before(self._before)
         self._before = filled
         if self.alike:
@@ -39,7 +39,7 @@ class Outcomes:
         return self._last
 
     def _read(self, filled: FilledStep) -> StepOutcome:
-        """Admissions stand at the end of `running`, victims are missing there."""
+        """Read an outcome: admitted requests stand at the end of `running`, preempted ones are missing there."""
         engine, plan, output = self._engine, filled.step.plan, filled.output
         granted = output.num_scheduled_tokens
         outcome = StepOutcome(
@@ -64,7 +64,7 @@ class Outcomes:
         return outcome
 
     def between_steps(self, now_s: float) -> StepOutcome:
-        """What vLLM did to residents since the last step, as the outcome of one that leaves the others as they are."""
+        """What vLLM did to residents since the last step, as an outcome that leaves all other jobs unchanged."""
         engine = self._engine
         victims = {job: fate for job, fate in engine.preempted.items() if job.state is JobState.RESIDENT}
         engine.preempted.clear()
@@ -76,7 +76,7 @@ class Outcomes:
         )
 
     def _admitted(self, num_running: int) -> list[Job]:
-        """The jobs that became resident: those behind the `num_running` that were, or as told where KV is swapped."""
+        """The jobs that became resident: those behind the first `num_running`, or as reported where KV is swapped."""
         engine = self._engine
         if engine.swaps is None:
             return [engine.jobs[request.request_id] for request in engine.running[num_running:]]
@@ -84,7 +84,7 @@ class Outcomes:
         return admitted
 
     def _found_tokens(self, job: Job, outcome: StepOutcome) -> int:
-        """Leading tokens an admitted job found on the device."""
+        """Leading tokens of an admitted job that were found on the device."""
         if job.state is JobState.SWAPPED:
             assert self._engine.swaps is not None
             return self._engine.swaps.found_tokens.pop(job)
@@ -93,11 +93,11 @@ class Outcomes:
 
 
 _NEWEST_DECODE_SHARE = 0.01
-"""Weight of the newest decode in the running mean of what one with drafts brings."""
+"""Weight of the newest decode in the running mean of tokens per decode with drafts."""
 
 
 def follow_sampled(outputs: dict[int, EngineCoreOutputs], engine: StepPort, now_s: float) -> None:
-    """Count the tokens that came back; the requests they ended are gone from the table already."""
+    """Count the sampled tokens. Requests that they ended are already out of the table."""
     jobs, resident, drafts = engine.jobs, JobState.RESIDENT, engine.num_spec_tokens
     for engine_outputs in outputs.values():
         for output in engine_outputs.outputs:
@@ -111,7 +111,9 @@ def follow_sampled(outputs: dict[int, EngineCoreOutputs], engine: StepPort, now_
 
 
 def _follow_rarer(job: Job, num_tokens: int, engine: StepPort, now_s: float) -> None:
-    """A first token, a token of a job preempted meanwhile, or one beside drafts that may be refused."""
+    """Follow a rarer case: a first token, a token of a job preempted meanwhile, or one beside drafts that may be
+    refused.
+    """
     is_first = engine.ledger.sampled(job, num_tokens, now_s)
     if not is_first:
         view = engine.view

@@ -1,4 +1,4 @@
-"""The ports by which the parts of a step, and KV's, ask their scheduler."""
+"""Protocols through which the parts of a step, and of KV, access their scheduler."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 
 class DevicePins(Protocol):
-    """Blocks of the device that copies of KV hold."""
+    """Device blocks that KV copies hold."""
 
     @property
     def coming_free(self) -> int:
-        """Blocks that nothing but copies holds."""
+        """Blocks that only copies hold."""
         ...
 
 
 class Swaps(Protocol):
-    """KV that is swapped to the host, as the parts of a step see it."""
+    """Swapped KV, as the parts of a step see it."""
 
     admitted: list[Job]
     found_tokens: dict[Job, int]
@@ -56,11 +56,11 @@ class Swaps(Protocol):
         ...
 
     def put_back(self, request: Request, fate: Fate) -> None:
-        """Preempt a request that has come back and has not run."""
+        """Preempt a request that came back and has not run."""
         ...
 
     def forget(self, job: Job) -> None:
-        """A request has ended."""
+        """A request ended."""
         ...
 
     def check(self, residents: Sequence[Job]) -> None:
@@ -69,24 +69,24 @@ class Swaps(Protocol):
 
 
 class Loads(Protocol):
-    """KV that a connector of another package moves, as the parts of a step see it."""
+    """KV that another package's connector moves, as the parts of a step see it."""
 
     @property
     def holds_blocks(self) -> bool:
-        """Whether the connector holds blocks that will come free, or a loaded request that has not run does."""
+        """Whether the connector holds blocks that will come free, or blocks of a loaded request that has not run."""
         ...
 
     def is_undecided(self, request: Request) -> bool:
-        """Whether the connector could not say yet what it holds of a waiting request."""
+        """Whether the connector does not know yet what it holds of a waiting request."""
         ...
 
     def loads_beside(self, request: Request) -> int:
-        """The tokens that a load beside the steps would bring; 0 for none."""
+        """Tokens that an asynchronous load would bring; 0 for none."""
         ...
 
 
 class VllmScheduler(Protocol):
-    """vLLM's own scheduler, as far as Headway reads or sets it (rows of `PATCHES` in `engine/vllm/seams.py`)."""
+    """The parts of vLLM's scheduler that Headway reads or sets (rows of `PATCHES` in `engine/vllm/seams.py`)."""
 
     vllm_config: VllmConfig
     scheduler_config: Any
@@ -153,7 +153,7 @@ class StepPort(VllmScheduler, Protocol):
 
     @property
     def kept(self) -> KeptPrograms | None:
-        """KV kept for agent programs; None where none is."""
+        """KV kept for agent programs; None if the policy keeps none."""
         ...
 
     def _preempt_request(
@@ -166,12 +166,12 @@ class StepPort(VllmScheduler, Protocol):
     ) -> None: ...
 
     def dismiss(self, request_id: str, status: RequestStatus, reason: str) -> None:
-        """End one request here and now, and queue its last output."""
+        """End one request now, and queue its last output."""
         ...
 
 
 class KvPort(StepPort, Protocol):
-    """Headway's scheduler, as the KV connector's side of it sees a step being filled."""
+    """Headway's scheduler, as the KV connector's scheduler side sees it while a step is filled."""
 
     step: StepContext
 
@@ -181,7 +181,7 @@ class KvPort(StepPort, Protocol):
         ...
 
     def take_seat(self) -> None:
-        """A request that was admitted has to wait for its KV: it takes a seat, although vLLM counts none."""
+        """Take a seat for an admitted request that waits for its KV; vLLM does not count it."""
         ...
 
     def close_admission(self) -> None:

@@ -1,4 +1,4 @@
-"""vLLM's queues, caps and budget, put so that its own loops carry out a plan."""
+"""Sets vLLM's queues, caps and budget so that its own loops carry out a plan."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
 
 Clip = Callable[[Request, int, int], int]
-"""The last clipping of a grant: a request, its computed tokens, the tokens granted."""
+"""vLLM's last limit on a grant: takes a request, its computed tokens and the granted tokens."""
 
 
 class Shaping:
-    """Prepares one scheduler for a plan, and puts everything back after the step."""
+    """Prepares one scheduler for a plan, and restores everything after the step."""
 
     def __init__(self, engine: StepPort, admission: Admission) -> None:
         self._engine = engine
@@ -32,14 +32,14 @@ class Shaping:
         self._hidden_adapters: list[tuple[Request, LoRARequest]] = []
 
     def shape(self, plan: StepPlan, *, defers_prefills: bool, may_release: bool) -> StepContext:
-        """Put queues, caps and budget for a plan; with `may_release` prompts are computed if all decodes pause."""
+        """Set queues, caps and budget for a plan. With `may_release`, prompts are computed if all decodes pause."""
         engine, view = self._engine, self._engine.view
         paused = paused_by(plan, engine.ledger.residents)
         caps = {job.id: cap for job, cap in plan.chunk_cap.items()}
         caps.update((job.id, 0) for job in paused)
         engine.counters.pauses += len(paused)
         if caps:
-            # On the instance, for this step alone: vLLM calls it for every grant, and most steps have no caps.
+            # Set on the instance for this step alone: vLLM calls it for every grant, and most steps have no caps.
             engine._reserve_prefill_lookahead = self.capped(caps, engine._reserve_prefill_lookahead)
             self._has_caps = True
         resumable = self._line_up(plan, paused)
@@ -67,10 +67,10 @@ class Shaping:
         )
 
     def defers_prefills(self, throttle: bool) -> bool:
-        """Whether vLLM computes no prompts in this step: asked to, and it has decodes and no backlog.
+        """Whether vLLM computes no prompts in this step: deferral was requested, and there are decodes and no backlog.
 
-        Asked by `throttle`, or by `--prefill-schedule-interval`: the last step with prompts is fewer steps ago. vLLM
-        0.32 spaces prompts only where data-parallel engines keep pace, and throttles for that.
+        Deferral comes from `throttle`, or from `--prefill-schedule-interval` while the last step with prompts is too
+        recent. vLLM 0.32 spaces prompts only for data-parallel engines in lockstep, and sets `throttle` for that.
         """
         engine = self._engine
         interval: int = getattr(engine, "local_prefill_interval", 1)
@@ -81,7 +81,7 @@ class Shaping:
         return not engine.prefill_capacity_bound and not all(each.is_prefill_chunk for each in engine.running)
 
     def undo(self) -> None:
-        """Put back what a step narrowed, but for vLLM's limits."""
+        """Restore what a step narrowed, except for vLLM's limits."""
         engine = self._engine
         engine.waiting.close()
         engine.kv_holding_waiting.close()
@@ -93,10 +93,10 @@ class Shaping:
         self._hidden_adapters.clear()
 
     def capped(self, caps: dict[str, int], clip: Clip) -> Clip:
-        """In place of vLLM's last clipping of a grant: 0 pauses a running request, k caps its chunk.
+        """A replacement for vLLM's last limit on a grant: cap 0 pauses a running request, cap k limits its chunk.
 
-        A grant past the known tokens holds drafts, or vLLM's padding for them: it is whole or nothing. A chunk may not
-        end in what a drafter reads ahead, nor inside an item that vLLM wants computed in one piece.
+        A grant beyond the known tokens contains drafts, or vLLM's padding for them: it is granted whole or not at all.
+        A chunk may not end inside a drafter's look-ahead, nor inside an item that vLLM computes in one piece.
         """
         whole_items = self._engine.scheduler_config.disable_chunked_mm_input
 
@@ -116,9 +116,9 @@ class Shaping:
         return clipped
 
     def _line_up(self, plan: StepPlan, paused: list[Job]) -> list[Request]:
-        """Put vLLM's running requests in the plan's order; returns those of `run` that have come back since.
+        """Sort vLLM's running requests into the plan's order; return those of `run` that came back since.
 
-        These vLLM keeps among the waiting, and resumes after the running ones.
+        vLLM keeps returned requests among the waiting ones, and resumes them after the running ones.
         """
         engine, requests, swaps = self._engine, self._engine.requests, self._engine.swaps
         if swaps is None:
@@ -130,7 +130,7 @@ class Shaping:
         return [requests[job.id] for job in plan.run if job in returned and job not in restoring]
 
     def _preempt(self, job: Job, fate: Fate) -> None:
-        """Preempt one that the plan names; one that has come back and not run is put back."""
+        """Preempt a job that the plan names; put back one that came back and has not run."""
         engine, request = self._engine, self._engine.requests[job.id]
         if engine.swaps is not None and job in engine.swaps.copies.returned:
             engine.swaps.put_back(request, fate)
@@ -138,7 +138,7 @@ class Shaping:
             engine._preempt_request(request, engine.clock(), engine.requires_kv_delivery, fate=fate)
 
     def _offload(self, plan: StepPlan) -> dict[Job, Reason]:
-        """Start the copies of paused requests that the plan wants on the host; returns why not, for those refused."""
+        """Start copying the paused requests that the plan wants on the host; return the reasons for refusals."""
         swaps = self._engine.swaps
         refused: dict[Job, Reason] = {}
         for job in plan.offload:
@@ -148,34 +148,34 @@ class Shaping:
         return refused
 
     def _copy_ahead(self, copies: HostCopies, job: Job) -> Reason | None:
-        """Start a paused request's copy; why not, where that cannot be. One that the host has needs none."""
+        """Start copying a paused request; return the reason if that is impossible. Does nothing if the host has it."""
         before = len(copies.started)
         refused = copies.offload(job)
         self._engine.counters.offloads += len(copies.started) - before
         return refused
 
     def _hide_adapters(self, paused: Iterable[Job]) -> None:
-        """Let paused requests take no LoRA slot: vLLM 0.33 counts the adapters of all its running requests."""
+        """Let paused requests use no LoRA slot: vLLM 0.33 counts the adapters of all running requests."""
         for request in (self._engine.requests[job.id] for job in paused if job.lora_id):
             self._hidden_adapters.append((request, request.lora_request))
             request.lora_request = None
 
     def _release_prefills(self, caps: dict[str, int]) -> bool:
-        """Let this step compute prompts if the plan pauses all decodes; whether it does.
+        """Let this step compute prompts if the plan pauses all decodes; return whether it does.
 
-        An empty step would not count towards the interval: prompts would be deferred for ever.
+        An empty step would not count towards the interval, so prompts would be deferred for ever.
         """
         decodes = (request for request in self._engine.running if not request.is_prefill_chunk)
         if any(caps.get(request.request_id) != 0 for request in decodes):
             return False
-        self._engine.prefill_capacity_bound = True  # then vLLM defers none; it sets it anew after filling
+        self._engine.prefill_capacity_bound = True  # then vLLM defers none; it resets this after filling
         return True
 
 
 def end_between_items(request: Request, start: int, end: int) -> int:
-    """`end`, or, where that is inside an image or another item of the prompt, the item's beginning.
+    """`end`, or the start of the prompt item (such as an image) that contains it.
 
-    Its end, if the chunk from `start` begins with the item: then nothing shorter will do. O(items).
+    Returns the item's end if the chunk from `start` begins with the item, since nothing shorter is possible. O(items).
     """
     for item in request.mm_features:
         first: int = item.mm_position.offset

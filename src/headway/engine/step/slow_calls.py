@@ -1,4 +1,4 @@
-"""Calls of a policy that hold up the engine: which of its parts took the time, and how long."""
+"""Reports policy calls that delay the engine: which part took the time, and how long."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from headway.policies.policy import Policy
 logger = logging.getLogger(__name__)
 
 SLOW_S = 0.2
-"""A call that takes as long is told of: steps take some 20 ms."""
+"""A call of this duration is reported: steps take some 20 ms."""
 LOOK_S = 0.05
 SAY_AGAIN_S = 60.0
 
 
 class SlowCalls:
-    """Measures the calls of a policy that each step makes, and counts and logs those that take SLOW_S or more.
+    """Measures the policy's calls of each step, and counts and logs those of SLOW_S or more.
 
-    A thread looks every LOOK_S at what the engine is doing, and notes the innermost part at work in a call that has
-    lasted that long. A part that never lets go of the interpreter is not seen: then the call alone is named. The log
-    has one line in SAY_AGAIN_S. O(1) a call.
+    A thread looks at the engine every LOOK_S, and notes the innermost part at work in a call of that age. A part that
+    never releases the interpreter is not seen: then only the call is named. The log gets at most one line in
+    SAY_AGAIN_S. O(1) a call.
     """
 
     def __init__(self, counters: Counters, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -38,17 +38,17 @@ class SlowCalls:
         self._said_s = float("-inf")
         self._unsaid = 0
         self.seen = ""
-        """The part that was found at work in this call; empty for none yet."""
+        """The part found at work in this call; empty if none yet."""
         threading.Thread(target=_watch, args=(WeakMethod(self.look),), daemon=True).start()
 
     def begin(self, policy: Policy) -> None:
-        """A call of the policy begins."""
+        """A policy call begins."""
         self._thread, self.seen = threading.get_ident(), ""
         self._began_s = self._clock()
         self._policy = policy
 
     def end(self, call: str) -> None:
-        """The call has ended."""
+        """The call ended."""
         policy, self._policy = self._policy, None
         took_s = self._clock() - self._began_s
         if took_s < SLOW_S or policy is None:
@@ -70,7 +70,7 @@ class SlowCalls:
         )
 
     def look(self) -> None:
-        """Note the part that is at work, if a call has lasted for LOOK_S."""
+        """Note the part at work if a call has lasted for LOOK_S."""
         policy, began_s = self._policy, self._began_s
         if policy is None or self._clock() - began_s < LOOK_S:
             return
@@ -90,7 +90,7 @@ def _watch(look: WeakMethod[Callable[[], None]]) -> None:
 
 
 def _part_at_work(frame: FrameType | None, policy: Policy) -> str:
-    """The innermost part among the callers, as `order Late.top (late.py:12)`; empty if none is."""
+    """The innermost part among the callers, as in `order Late.top (late.py:12)`; empty if none."""
     parts: dict[int, str] = {id(rule): "leaving" for rule in policy.leaving}
     parts |= {id(policy.order): "order", id(policy.batching): "batching", id(policy.eviction): "eviction"}
     while frame is not None:

@@ -1,4 +1,4 @@
-"""Sees work that could run while nothing does, and recovers from it."""
+"""Detects that nothing runs although work is ready, and recovers."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ STALLED_STEPS = 100
 """Empty steps with ready work before the first remedy, and between remedies."""
 
 PATIENCE_S = 5.0
-"""How long a copy of KV may hold up all requests. A step short of blocks waits so long, then vLLM preempts as usual.
-After so long without an answer the detector counts steps in which nothing ran."""
+"""How long a KV copy may hold up all requests. A step short of blocks waits this long, then vLLM preempts as usual.
+After this long without an answer the detector counts steps in which nothing ran.
+"""
 
 STALL_GRACE_S = 0.5
-"""Empty steps are counted once nothing has run for so long: an engine with nothing to compute spins, and a
-batch may have to wait for a member that is not ready (a grammar takes milliseconds to compile)."""
+"""Empty steps count once nothing has run for this long. An idle engine spins, and a batch may wait for a member
+that is not ready (a grammar takes milliseconds to compile).
+"""
 
 CALM_STEPS = 1_000
-"""Steps without a stall after which an earlier one no longer counts."""
+"""Steps without a stall after which an earlier stall no longer counts."""
 
 
 class Remedy(IntEnum):
-    """What to do about a stall, mildest first."""
+    """Actions against a stall, mildest first."""
 
     NONE = 0
     RECOMPUTE_PAUSED = 1
@@ -40,10 +42,10 @@ class Remedy(IntEnum):
 
 
 class StallDetector:
-    """Counts empty steps in a row during which work was ready; every STALLED_STEPS of them ask for more.
+    """Counts consecutive empty steps with ready work; after every STALLED_STEPS it asks for a stronger remedy.
 
-    A remedy that only moves things for a moment is followed by a stronger one: the count of stalls is
-    forgotten after CALM_STEPS steps without one.
+    If a remedy only helps for a moment, the next one is stronger: stalls are forgotten after CALM_STEPS steps without
+    one.
     """
 
     def __init__(self) -> None:
@@ -68,7 +70,7 @@ class StallDetector:
 
 
 class StallRecovery:
-    """Follows a scheduler's steps; what its next plan has to do is in `remedy`, the rest is done here."""
+    """Follows a scheduler's steps. `remedy` says what its next plan has to do; the rest is done here."""
 
     def __init__(self, engine: StepPort, admission: Admission, step_clock: StepClock) -> None:
         self._engine = engine
@@ -79,14 +81,14 @@ class StallRecovery:
         self.remedy = self._told = Remedy.NONE
 
     def follow(self, outcome: StepOutcome) -> None:
-        """Look at a step; take a remedy where many did nothing although work was ready."""
+        """Look at a step; act if many did nothing although work was ready."""
         if outcome.tokens:
             self._idle_since_s, self._told = None, Remedy.NONE
             self.remedy = self._detector.note(stalled=False)
             return
         self.remedy = Remedy.NONE
         if not self._engine.ledger.live:
-            self._idle_since_s = None  # the next job has a time of its own
+            self._idle_since_s = None  # the next job gets its own time
             return
         if self._idle_since_s is None:
             self._idle_since_s = outcome.now_s
@@ -98,7 +100,7 @@ class StallRecovery:
     def _take(self, remedy: Remedy) -> None:
         engine = self._engine
         engine.counters.watchdog_faults += 1
-        if remedy is not self._told:  # one that does not help is taken again and again
+        if remedy is not self._told:  # a remedy that does not help is taken again and again
             self._told = remedy
             logger.error(
                 "work is ready and nothing ran in the last steps; remedy: %s (%s)",
@@ -106,12 +108,14 @@ class StallRecovery:
                 self._standing(),
             )
         if remedy is not Remedy.RECOMPUTE_PAUSED and self._fail_oversized():
-            self._detector = StallDetector()  # they stood in the way, and no policy could have helped
+            self._detector = (
+                StallDetector()
+            )  # these requests blocked the queue, and no policy could have helped
         elif remedy is Remedy.STOCK_ORDER and not engine.guard.fell_back:
             engine.guard.fall_back("work is ready and nothing ran")
 
     def _waited_long(self, now_s: float, since_s: float) -> bool:
-        """Whether nothing has run for long; all that is ready may wait for what copies under way hold."""
+        """Whether nothing has run for long and no wait explains it: ready work may wait for what copies hold."""
         swaps = self._engine.swaps
         if swaps is None or not swaps.copies.busy:
             return now_s - since_s >= STALL_GRACE_S
@@ -125,14 +129,14 @@ class StallRecovery:
         if transfers is None or not transfers.holds_blocks:
             ready = (admission.not_ready(request) is None for request in engine.waiting)
             return bool(engine.running) or any(ready)
-        # What lacks blocks waits for the connector, whatever the policy does.
+        # Jobs without blocks wait for the connector under any policy.
         return any(not admission.lacks_blocks(request, 1) for request in engine.running) or any(
             admission.not_ready(request) is None and admission.misfit(request) is None
             for request in (*engine.waiting, *engine.kv_holding_waiting)
         )
 
     def _standing(self) -> str:
-        """What stands still, for the log."""
+        """Describe the stalled work for the log."""
         engine, swaps = self._engine, self._engine.swaps
         free = engine.kv_cache_manager.block_pool.get_num_free_blocks()
         found = f"{len(engine.running)} running, {len(engine.waiting)} waiting, {free} KV blocks free"
@@ -143,7 +147,9 @@ class StallRecovery:
         return f"{found}, {swaps.device.coming_free} held by copies, {coming_back} on their way back, copies: {copies}"
 
     def _fail_oversized(self) -> bool:
-        """End requests that do not fit even an empty cache: they would block the queue for ever. Whether any did."""
+        """End requests that do not fit even an empty cache, since they block the queue. Return whether there were
+        any.
+        """
         total_blocks = self._engine.kv_cache_manager.block_pool.num_gpu_blocks - 1
         any_failed = False
         for request in list(self._engine.waiting):

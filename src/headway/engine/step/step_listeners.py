@@ -1,4 +1,4 @@
-"""Tells the ledger, the policy and the others what becomes of a scheduler's jobs, in order."""
+"""Tells the ledger, the policy and others what happens to a scheduler's jobs, in a fixed order."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from headway.engine.step.ports import StepPort
 class StepListeners:
     """Tells the ledger, the explainer, the prefix watch and the policy of one scheduler what happened.
 
-    The ledger hears of a step first, since the others look at jobs as the step left them. The policy hears last: it
-    ranks preempted jobs by what the watch finds of them. Of an end the policy hears before the ledger marks the job.
+    The ledger comes first, since the others look at jobs as the step left them. The policy comes last, since it ranks
+    preempted jobs by what the watch found. When a job ends, the policy comes before the ledger.
     """
 
     def __init__(self, engine: StepPort, admission: Admission) -> None:
@@ -28,7 +28,7 @@ class StepListeners:
         self.explainer = explainer_of(engine)
 
     def arrived(self, job: Job, now_s: float) -> None:
-        """A job has come, and waits."""
+        """A job arrived, and waits."""
         self._engine.ledger.arrive(job)
         if self._engine.kept is not None:
             self._engine.kept.came(job, now_s)
@@ -39,7 +39,9 @@ class StepListeners:
         self._engine.guard.add(job)
 
     def stepped(self, outcome: StepOutcome, filled: FilledStep, *, alike: bool) -> None:
-        """A step was filled, `alike` to the one before: why it did less than planned is named and counted first."""
+        """A step was filled. Names and counts first why it did less than planned. `alike`: it equals the step
+        before.
+        """
         engine = self._engine
         if not alike:
             outcome.passed_over = compare(outcome, filled, engine, self._admission)
@@ -50,7 +52,7 @@ class StepListeners:
         self.moved(outcome)
 
     def moved(self, outcome: StepOutcome) -> None:
-        """Jobs were moved, in a step or between two."""
+        """Jobs moved, in a step or between two."""
         engine = self._engine
         engine.ledger.apply(outcome)
         if engine.kept:
@@ -63,14 +65,14 @@ class StepListeners:
         engine.guard.observe(outcome)
 
     def copy_lost(self, job: Job) -> None:
-        """What the host had of a swapped job is gone: it waits, to be computed again."""
+        """The host lost a swapped job's KV: the job waits, to be computed again."""
         self._engine.ledger.lose(job)
         if self.prefixes is not None:
             self.prefixes.come(job)
         self._engine.guard.touch(job)
 
     def ended(self, job: Job, outcome: Outcome, now_s: float) -> None:
-        """A job is gone; its record is written."""
+        """A job ended; write its record."""
         engine = self._engine
         engine.guard.end(job, finished=outcome is Outcome.FINISHED)
         if self.prefixes is not None:
@@ -84,6 +86,6 @@ class StepListeners:
             engine.counters.unwritten_records += 1
 
     def close(self) -> None:
-        """Close the records; nothing ends after this."""
+        """Close the records; no job ends after this."""
         if self._records is not None:
             self._records.close()

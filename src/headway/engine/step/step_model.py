@@ -1,4 +1,4 @@
-"""The step-time model that learns beside the scheduler, made for the model being served."""
+"""Makes the step-time model for the served model; it learns beside the scheduler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def step_time_model(vllm_config: VllmConfig) -> StepTimeModel:
-    """A model that has learned nothing yet, with the sizes vLLM read from the served model's config."""
+    """A model that has learned nothing yet, with the sizes from the served model's config."""
     config, graphed = vllm_config.model_config, graphed_tokens(vllm_config)
     _warn_of_few(graphed, vllm_config)
     try:
@@ -32,13 +32,15 @@ def step_time_model(vllm_config: VllmConfig) -> StepTimeModel:
 
 
 def graphed_tokens(vllm_config: VllmConfig) -> int:
-    """Tokens of a step with prompts that CUDA graphs hold at most: 0 without graphs, or with some for decodes alone."""
+    """Largest step with prompts that CUDA graphs hold, in tokens: 0 without graphs, or with graphs for decodes
+    alone.
+    """
     compilation = vllm_config.compilation_config
     return (compilation.max_cudagraph_capture_size or 0) if compilation.cudagraph_mode.mixed_mode() else 0
 
 
 def _warn_of_few(tokens: int, vllm_config: VllmConfig) -> None:
-    """Say which flag keeps CUDA graphs that few seats take away; nothing without graphs."""
+    """Warn if few seats disable CUDA graphs, and name the flag that keeps them."""
     usual = min(MOST_GRAPHED_TOKENS, vllm_config.scheduler_config.max_num_batched_tokens)
     if 0 < tokens < usual:
         logger.warning(
@@ -50,13 +52,16 @@ def _warn_of_few(tokens: int, vllm_config: VllmConfig) -> None:
 
 
 def lesson(outcome: StepOutcome, clock: StepClock, *, alike: bool = False) -> BatchShape | None:
-    """The shape of a step, `alike` if it is the one before once more; None if the clock does not want its O(jobs)."""
+    """The shape of a step, to learn from; None if the clock does not want it, since making it costs O(jobs).
+
+    `alike`: the step repeats the one before, whose shape is reused.
+    """
     wanted = not outcome.tokens or clock.learns_next(outcome.now_s, _kind(outcome), alike=alike)
     return shape_of(outcome.tokens) if wanted else None
 
 
 def _kind(outcome: StepOutcome) -> StepKind:
-    """That of the step's shape, without the shape."""
+    """The kind of a step, without computing its shape."""
     if outcome.num_tokens == len(outcome.tokens):
         return StepKind.DECODE
     return StepKind.MIXED if 1 in outcome.tokens.values() else StepKind.PREFILL

@@ -1,4 +1,4 @@
-"""The queue in which vLLM finds waiting requests, of which a plan shows it some."""
+"""A request queue that shows vLLM only the waiting requests that a plan selected."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from vllm.v1.request import Request
 
 
 class WindowQueue(RequestQueue):  # type: ignore[misc]
-    """Every waiting request, by id; while `show`n a window, the queue's front is the window's front.
+    """All waiting requests by id. While a window is `show`n, vLLM sees the window's front as the queue's front.
 
-    `len` and iteration always mean all requests, so counts, aborts and idle checks stay true. add, remove,
-    peek, pop: O(1). `passed_over` are the ids of requests that vLLM skipped in the last window.
+    `len` and iteration always cover all requests, so counts, aborts and idle checks stay right. add, remove, peek, pop:
+    O(1). `passed_over` are the ids of requests that vLLM skipped in the last window.
     """
 
     def __init__(self) -> None:
@@ -22,12 +22,12 @@ class WindowQueue(RequestQueue):  # type: ignore[misc]
         self.passed_over: set[str] = set()
 
     def find(self, request_ids: Iterable[str]) -> list[Request]:
-        """The waiting requests with these ids, in this order; ids that do not wait here are left out."""
+        """The waiting requests with these ids, in this order; other ids are left out."""
         requests = self._requests
         return [requests[request_id] for request_id in request_ids if request_id in requests]
 
     def show(self, requests: Iterable[Request]) -> None:
-        """Let the next pops take these requests, in this order, and then find the queue empty."""
+        """Let the next pops return these requests in this order, and then find the queue empty."""
         self._window = deque(requests)
         self.passed_over.clear()
 
@@ -40,11 +40,11 @@ class WindowQueue(RequestQueue):  # type: ignore[misc]
         self._requests[request.request_id] = request
 
     def prepend_request(self, request: Request) -> None:
-        """Take in a preempted request; its place is the policy's business."""
+        """Take in a preempted request. Its place in the order is decided by the policy."""
         self.add_request(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
-        """Take back requests that were passed over; vLLM names the last of them first."""
+        """Take back skipped requests; vLLM names the last of them first."""
         for request in reversed(list(requests)):
             self.add_request(request)
             self.passed_over.add(request.request_id)
@@ -56,7 +56,7 @@ class WindowQueue(RequestQueue):  # type: ignore[misc]
         return self._window[0]
 
     def pop_request(self) -> Request:
-        """Take the window's first request out of window and queue."""
+        """Remove the window's first request from window and queue."""
         if not self._window:
             raise IndexError("pop outside a window, or at its end")
         request = self._window.popleft()
@@ -68,7 +68,7 @@ class WindowQueue(RequestQueue):  # type: ignore[misc]
         del self._requests[request.request_id]
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
-        """Take out those of `requests` that are here."""
+        """Remove those of `requests` that are here."""
         for request in requests:
             self._requests.pop(request.request_id, None)
 

@@ -1,1 +1,1 @@
-"""At home in vLLM: patches, start, self-check, metrics."""
+"""Integration with vLLM's processes: patches, headers, questions, metrics, inspection."""

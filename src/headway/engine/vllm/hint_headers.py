@@ -1,7 +1,7 @@
-"""Targets, tenant and priority in a request's headers, for a server without a gateway.
+"""Reads targets, tenant and priority from a request's headers, for a server without a gateway.
 
-vLLM reads such hints from the body (`vllm_xargs`) and the priority from the header `X-Vllm-Priority`. This middleware
-writes them there. The endpoint plug-in adds it to vLLM's app, below the check of API keys.
+vLLM reads hints from the body (`vllm_xargs`) and the priority from the header `X-Vllm-Priority`; this middleware writes
+them there. The endpoint plug-in adds it to vLLM's app, after the check of API keys.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _TYPES = {400: "BadRequestError", 404: "NotFoundError", 503: "ServiceUnavailable
 
 
 async def send_error(send: Send, status: int, message: str, param: str | None = None) -> None:
-    """Answer with an error of the shape that OpenAI's and Anthropic's clients read, in vLLM's words."""
+    """Answer with an error in the shape that OpenAI's and Anthropic's clients read, in vLLM's words."""
     error = {"message": message, "type": _TYPES[status], "param": param, "code": status}
     await send_json(send, status, {"type": "error", "error": error})
 
 
 async def send_json(send: Send, status: int, answer: dict[str, Any]) -> None:
-    """Answer with an object."""
+    """Answer with a JSON object."""
     body = msgspec.json.encode(answer)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -44,13 +44,13 @@ async def send_json(send: Send, status: int, answer: dict[str, Any]) -> None:
 
 
 _PATHS = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
-"""Where a body may have `vllm_xargs`; the gateway reads the headers of the same ones."""
+"""Paths whose bodies may have `vllm_xargs`; the gateway reads the headers on the same paths."""
 _REWRITTEN = HINT_HEADERS | {b"content-length", b"transfer-encoding"}
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 class _Said(msgspec.Struct):
-    """What a body says of itself; numbers may be texts, as in vLLM."""
+    """The hints in a body; numbers may be strings, as in vLLM."""
 
     vllm_xargs: dict[str, Any] | None = None
     priority: int | None = None
@@ -61,9 +61,9 @@ _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 class HintHeaders:
-    """ASGI middleware: a request with hint headers becomes one that says the same where vLLM reads it.
+    """ASGI middleware that moves hint headers to where vLLM reads hints.
 
-    A value that is not accepted, and a header that contradicts the body, is a 400. Other requests pass untouched.
+    A value that is not accepted, or a header that contradicts the body, is a 400. Other requests pass unchanged.
     """
 
     def __init__(self, app: App) -> None:
@@ -100,7 +100,7 @@ def _has_hints(scope: Scope) -> bool:
 
 
 async def _whole_body(receive: Receive) -> bytes | None:
-    """The body; None if the client left before all of it had come."""
+    """Read the whole body; None if the client left first."""
     parts: list[bytes] = []
     more = True
     while more:
@@ -113,7 +113,7 @@ async def _whole_body(receive: Receive) -> bytes | None:
 
 
 def _told(scope: Scope, body: bytes) -> tuple[Scope, bytes]:
-    """The request with its hints where vLLM reads them. Raises HintError for hints that are not accepted."""
+    """The request with its hints where vLLM reads them. Raises HintError for bad hints."""
     try:
         text = body.removeprefix(_BYTE_ORDER_MARK)
         fields, said = _decode_fields(text), _decode_said(text)

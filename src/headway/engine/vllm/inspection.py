@@ -1,6 +1,6 @@
-"""What the installed vLLM has of what Headway needs, and its devices: `python -m headway.engine.vllm.inspection`.
+"""Inspects the installed vLLM and its devices: `python -m headway.engine.vllm.inspection`.
 
-A process of its own, since importing a broken vLLM may end the process that tries.
+Runs in a process of its own, since importing a broken vLLM may end the process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _IMPORT_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class FeatureState:
-    """One feature of `seams.PATCHES`: the names it lacks or finds changed, and what an operator has `without` it."""
+    """One feature of `seams.PATCHES`: its missing and changed names, and what an operator has `without` it."""
 
     name: str
     without: str
@@ -29,13 +29,13 @@ class FeatureState:
 
     @property
     def works(self) -> bool:
-        """Whether every name is there, as a tested version has it."""
+        """Whether every name exists as in a tested version."""
         return not self.lacking
 
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What one vLLM is: its version, the features for its kind of device, and the names of the devices it sees."""
+    """One vLLM: its version, the features for its kind of device, and the devices it sees."""
 
     version: str
     features: tuple[FeatureState, ...]
@@ -43,9 +43,9 @@ class Inspected:
 
 
 def inspect_vllm() -> Inspected:
-    """Import the installed vLLM in a process of its own, and ask it; takes seconds.
+    """Import the installed vLLM in a separate process and inspect it; takes seconds.
 
-    Raises SeamError, with the last words of that process, if vLLM cannot be imported.
+    Raises SeamError, with the process's last words, if vLLM cannot be imported.
     """
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
     command = [sys.executable, "-m", __name__]
@@ -72,7 +72,7 @@ def compatibility() -> dict[str, dict[str, str]]:
 
 
 def _inspected() -> Inspected:
-    """What this process finds."""
+    """Inspect the vLLM in this process."""
     import vllm
     from vllm.platforms import current_platform
 

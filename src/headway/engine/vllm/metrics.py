@@ -1,9 +1,9 @@
 """Headway's totals on vLLM's own `/metrics`.
 
-The scheduler counts in the engine process; Prometheus is served by the API server's. What the totals grew by
-rides on a dictionary that vLLM's scheduler statistics carry across anyway, under a prefix, and is taken out
-here before vLLM's own loggers look at it (plug-in loggers come first). It is the growth and not the totals,
-since each message reaches one API server only, and there may be several.
+The scheduler counts in the engine process, while the API server's process serves Prometheus. The growth of the totals
+travels, under a prefix, in a dictionary of vLLM's scheduler statistics. This logger takes it out before vLLM's own
+loggers see it, since plug-in loggers run first. Growth is sent instead of totals because each message reaches only one
+of possibly several API servers.
 """
 
 from __future__ import annotations
@@ -67,19 +67,21 @@ _TOTALS = {
 
 @cache
 def _counter(name: str, description: str, *labels: str) -> Counter:
-    """Made at first use, so that a process without Headway's scheduler shows none; one for all its engines."""
+    """Make a counter at its first use, shared by all engines, so that a process without Headway's scheduler shows
+    none.
+    """
     return Counter(name, description, ["engine", *labels])
 
 
 @cache
 def _policy() -> Gauge:
-    """There from the start, so that a fresh server already tells which scheduler it has."""
+    """The policy's gauge, made at start, so that a fresh server already tells its policy."""
     text = "1 for the policy that Headway's scheduler was started with; stock order once it has failed"
     return Gauge("headway_policy", text, ["policy"])
 
 
 class HeadwayStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
-    """Names the policy, and adds up each engine's totals in Prometheus counters; silent while stock schedules."""
+    """Names the policy, and adds up each engine's totals in Prometheus counters; does nothing under stock."""
 
     def __init__(self, vllm_config: Any, engine_indexes: list[int]) -> None:
         """Engines name themselves in `record`."""
@@ -95,7 +97,7 @@ class HeadwayStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        """Move what Headway's totals grew by out of vLLM's statistics, and count it."""
+        """Remove the growth of Headway's totals from vLLM's statistics, and count it."""
         if scheduler_stats is None or not self._counts:
             return
         carried = scheduler_stats.num_kv_fetch_reqs_by_stage
@@ -103,10 +105,10 @@ class HeadwayStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]
             _grow(str(engine_idx), key.removeprefix(PREFIX), carried.pop(key))
 
     def log_engine_initialized(self) -> None:
-        """Nothing to say: the scheduler announces its policy itself."""
+        """Nothing: the scheduler announces its policy itself."""
 
 
-# vLLM makes one in every server, unguarded: a method that a later version adds must not stop those of others.
+# vLLM makes this logger in every server without a guard, so methods that a later version adds must not fail.
 HeadwayStatLogger.__abstractmethods__ = frozenset()
 
 

@@ -1,8 +1,7 @@
-"""What Headway changes in vLLM's processes, which uninstalling it undoes.
+"""Headway's changes to vLLM's processes; uninstalling Headway undoes them.
 
-A process that stock vLLM schedules gets three patches: hints are checked in front ends, left alone in engines, and a
-configuration that names Headway's scheduler is noticed. Only with that scheduler do all others follow, here and in
-child processes.
+A process that stock vLLM schedules gets three patches: front ends check hints, engines ignore them, and a configuration
+that names Headway's scheduler is noticed. Only then do all other patches follow, here and in child processes.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ from headway.engine.vllm.seams import (
 from headway.errors import ConfigError
 
 CPU_ASYNC_SWITCH = "HEADWAY_CPU_ASYNC"
-"""Set to 1 to run asynchronous scheduling on the CPU backend, where vLLM always turns it off; for tests."""
+"""Set to 1 to allow asynchronous scheduling on the CPU backend, where vLLM always disables it; for tests."""
 
 SCHEDULES = "HEADWAY_SCHEDULES"
-"""Set to 1 for the processes of a server whose scheduler is Headway's."""
+"""Set to 1 in the processes of a server with Headway's scheduler."""
 
 
 def install() -> None:
-    """Put in what this process needs; called in every vLLM process, as often as vLLM likes.
+    """Apply the patches that this process needs. vLLM may call this repeatedly, in every process.
 
-    Without the tiles, which are a permission and not a patch, an engine of either scheduler may end (`cpu_tiles`).
+    Also asks for AMX tiles (`cpu_tiles`), without which an engine under either scheduler may crash.
     """
     works(HINTS)
     works(NOTICING)
@@ -55,21 +54,24 @@ def install() -> None:
 
 
 def schedule_here() -> None:
-    """Put in all that goes with Headway's scheduler, in this process and in those that it starts."""
+    """Apply everything for Headway's scheduler, in this process and in those that it starts."""
     os.environ[SCHEDULES] = "1"
     for feature in (LENGTHS, ENDINGS, STOP_STRINGS, EXPLAIN, METRICS, CPU_WAITS, CPU_CORES):
         works(feature)
 
 
 def is_headways(vllm_config: Any) -> bool:
-    """Whether the scheduler is Headway's: named, as on a command line, or given as an object."""
+    """Whether the scheduler is Headway's, given by name, as on a command line, or as an object."""
     scheduler = getattr(getattr(vllm_config, "scheduler_config", None), "scheduler_cls", None)
     name = scheduler if isinstance(scheduler, str) else getattr(scheduler, "__module__", None)
     return str(name).startswith("headway.")
 
 
 def notices_scheduler(create: Callable[..., Any]) -> Callable[..., Any]:
-    """Put in the rest once a configuration names Headway's scheduler; the newest one made counts for children."""
+    """Wrap the making of a configuration: one that names Headway's scheduler triggers the other patches.
+
+    Child processes follow the newest configuration.
+    """
 
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         vllm_config = create(self, *args, **kwargs)
@@ -84,7 +86,7 @@ def notices_scheduler(create: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_connector(vllm_config: Any) -> None:
-    """Drop our KV connector where it cannot work, before vLLM loads it into workers."""
+    """Remove our KV connector from a configuration in which it cannot work, before vLLM loads it into workers."""
     transfer = vllm_config.kv_transfer_config
     if transfer is not None and transfer.kv_connector == CONNECTOR and not works(SWAPS):
         vllm_config.kv_transfer_config = None
@@ -95,10 +97,11 @@ _DECODING: ContextVar[bool] = ContextVar("headway_decoding", default=False)
 
 
 def leaves_hints(decode: Callable[..., Any]) -> Callable[..., Any]:
-    """Leave the hints of requests that another process sends to the scheduler, which ends a request with a bad one.
+    """Wrap decoding: hints in requests from other processes are left to the scheduler, which ends requests with bad
+    ones.
 
-    vLLM decodes requests in a thread that has no `try` around it: what raises there ends the engine. So a client of
-    vLLM's Rust front end, which knows no hints, could end it by one bad number.
+    vLLM decodes requests on a thread without a `try`, so an exception there ends the engine. A client of vLLM's Rust
+    front end, which knows no hints, could otherwise end the engine with one bad number.
     """
 
     def decode_message(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -112,14 +115,14 @@ def leaves_hints(decode: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def has_rust_front_end() -> bool:
-    """Whether requests come from vLLM's Rust front end, in which no Python runs."""
+    """Whether requests come from vLLM's Rust front end, which runs no Python."""
     from vllm import envs
 
     return bool(getattr(envs, "VLLM_USE_RUST_FRONTEND", False))
 
 
 def checks_hints(check: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Extend vLLM's own check of `vllm_xargs`, which runs as a front end makes a request's parameters."""
+    """Extend vLLM's check of `vllm_xargs`, which runs when a front end makes a request's parameters."""
     from vllm.exceptions import VLLMValidationError
 
     def verify_extra_args(self: Any) -> None:
@@ -135,7 +138,7 @@ def checks_hints(check: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def keeps_async(settle: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Turn asynchronous scheduling on after the CPU platform has turned it off."""
+    """Wrap the CPU platform's settings: enable asynchronous scheduling again after it was disabled."""
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         settle(cls, vllm_config)
@@ -145,11 +148,11 @@ def keeps_async(settle: Callable[[Any, Any], None]) -> Callable[[Any, Any], None
 
 
 def overlooks_connector(settle: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Let an engine with Headway's KV connector compute on the cores that it would have without one.
+    """Wrap the CPU platform's settings: ignore Headway's KV connector when cores are counted.
 
-    vLLM's CPU backend sets one core aside for the scheduler, and another one where there is any KV connector, for
-    Nixl's busy thread; where that leaves none it sets none aside. Headway's connector has no busy thread. With host
-    memory an engine would else compute on fewer cores, or on two cores on both instead of one.
+    vLLM's CPU backend reserves one core for the scheduler, and another if there is any KV connector, for Nixl's busy
+    thread; if none would remain it reserves none. Headway's connector has no busy thread. Without this patch an engine
+    with host memory would compute on fewer cores, or, on two cores, on both instead of one.
     """
 
     def init(self: Any, config: Any) -> None:
@@ -165,10 +168,10 @@ def overlooks_connector(settle: Callable[[Any, Any], None]) -> Callable[[Any, An
 
 
 def ask_for_tiles() -> None:
-    """Ask the kernel for AMX tiles where the processor has them: without, the first use of one ends the process.
+    """Ask the kernel for AMX tiles where the processor has them; otherwise their first use ends the process.
 
-    vLLM's CPU attention uses them in bfloat16 and leaves the asking to oneDNN, which does it for larger products only:
-    a server whose first prompt had four tokens died of an illegal instruction. Threads and forks inherit the answer.
+    vLLM's CPU attention uses tiles in bfloat16 and relies on oneDNN to ask, which does so only for larger products: a
+    server whose first prompt had four tokens died of an illegal instruction. Threads and forks inherit the permission.
     """
     import torch
 
@@ -177,15 +180,15 @@ def ask_for_tiles() -> None:
 
 
 RECHECK_MS = 1
-"""Word of a message can get lost; then it is found by looking again."""
+"""Notifications can get lost; looking again after this time finds the message."""
 
 
 def waits_asleep(wait: Callable[..., None]) -> Callable[..., None]:
-    """Let the scheduler's process and the workers sleep until they have word of a message, where vLLM has them spin.
+    """Wrap waiting for messages: the scheduler's process and the workers sleep where vLLM lets them spin.
 
-    For a second after each message vLLM has them look for the next over and over, and yield in between. On a CPU
-    workers compute on all cores but one, so the scheduler spins on the core that the HTTP server needs. Yielding is no
-    remedy: under Linux 6.18 that server, and clients on the machine, had no time for up to two seconds.
+    For a second after each message vLLM polls for the next, yielding in between. On a CPU workers compute on all cores
+    but one, so the scheduler spins on the core that the HTTP server needs. Yielding does not help: under Linux 6.18
+    that server, and clients on the machine, had no time for up to two seconds.
     """
 
     def wait_asleep(self: Any, timeout_ms: int | None = None) -> None:

@@ -1,9 +1,9 @@
-"""How a question over HTTP reaches the scheduler: vLLM's endpoint plug-ins, and its utility calls.
+"""Carries questions over HTTP to the scheduler, through vLLM's endpoint plug-ins and utility calls.
 
-vLLM's API server loads an endpoint plug-in if `VLLM_PLUGINS` names it; `headway serve` sees to that (`allow`). The
-engine's process is asked by the client that in-tree handlers use, for a method that the general plug-in adds to it
-(vLLM 0.32, plugins/endpoint_plugins/interface.py). Answers are JSON, since only plain values may cross: a list of what
-is known, or a string that says why nothing is.
+vLLM's API server loads an endpoint plug-in if `VLLM_PLUGINS` names it; `headway serve` does that (`allow`). The
+question goes to the engine's process through the client that in-tree handlers use, to a method that the general plug-in
+adds there (vLLM 0.32, plugins/endpoint_plugins/interface.py). Answers are JSON, since only plain values may cross: a
+list of what is known, or a string that says why nothing is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ENDPOINTS = "vllm.endpoint_plugins"
 NAME = "headway"
 EXPLAIN_PATH = "/v1/explain"
 SHADOW_PATH = "/v1/shadow"
-"""Both under /v1, so that vLLM's own API keys guard them."""
+"""Both paths are under /v1, so that vLLM's API keys protect them."""
 
 NOT_OURS = "this server does not schedule with Headway"
 _GROUPS = ("general", "io_processor", "platform", "stat_logger")
@@ -30,9 +30,9 @@ _CLIENT = "headway_engine_client"
 
 
 def allow(environment: MutableMapping[str, str]) -> None:
-    """Let vLLM load our endpoint: it loads none that is not named. All other plug-ins stay as they were.
+    """Let vLLM load our endpoint plug-in, which it loads only by name. All other plug-ins stay as they were.
 
-    Where nothing was named all of them load, but endpoints; so all are named, but those with an endpoint.
+    If no plug-in was named, vLLM loads all except endpoints; so all of those are named too.
     """
     named = environment.get(PLUGINS)
     if named is None:
@@ -46,7 +46,7 @@ def allow(environment: MutableMapping[str, str]) -> None:
 
 
 def answers_questions(engine_core: type[Any]) -> type[Any]:
-    """Have vLLM's engine core pass questions on to its scheduler, if that is ours."""
+    """Wrap vLLM's engine core so that it passes questions to its scheduler, if that is Headway's."""
 
     def headway_ask(self: Any, question: str, argument: str) -> str:
         answer = getattr(self.scheduler, "answer", None)
@@ -57,8 +57,9 @@ def answers_questions(engine_core: type[Any]) -> type[Any]:
 
 
 class Endpoint:
-    """vLLM's endpoint plug-in: `GET /v1/explain/ID`, `GET /v1/explain` for the last requests, and, for shadows,
-    `GET /v1/shadow/ENDED-STEPS`; and hints in the headers of requests.
+    """vLLM's endpoint plug-in for explanations, shadows, and hints in headers.
+
+    Serves `GET /v1/explain/ID`, `GET /v1/explain` for the last requests, and `GET /v1/shadow/ENDED-STEPS`.
     """
 
     name = NAME
@@ -72,19 +73,19 @@ class Endpoint:
         app.add_route(f"{SHADOW_PATH}/{{argument:path}}", Answering("window", "windows"), methods=["GET"])
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
-        """Remember how the engine is asked."""
+        """Remember the client through which the engine is asked."""
         setattr(state, _CLIENT, engine_client)
 
 
 class Answering:
-    """An ASGI app that puts one question to every engine of the server, and joins what they say under `key`."""
+    """An ASGI app that sends one question to every engine of the server, and joins the answers under `key`."""
 
     def __init__(self, question: str, key: str = "requests") -> None:
         self._question = question
         self._key = key
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request: 200, 404 if no engine has anything to say, 503 if there is none to ask."""
+        """Answer one request: 200, 404 if no engine has anything to say, 503 if there is no engine to ask."""
         argument = scope.get("path_params", {}).get("argument", "")
         client = getattr(scope["app"].state, _CLIENT, None)
         if client is None:

@@ -1,7 +1,8 @@
-"""Every private vLLM name that Headway replaces or uses: one table, by which names are both patched and checked.
+"""Every private vLLM name that Headway replaces or uses, in one table that drives both patching and checking.
 
-A name that is gone, or whose source is not a tested version's, costs the feature that needs it. The scheduler itself is
-the exception (`SCHEDULING`): it starts with a changed name if the self-check passes, and refuses to without one.
+A name that is missing, or whose source differs from the tested versions', disables the feature that needs it. The
+scheduler itself is the exception (`SCHEDULING`): with a changed name it starts if the self-check passes, with a missing
+name it refuses to start.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ TESTED = frozenset({"0.32.0", "0.33.0"})
 """The versions that the tests ran on (`bench/right/versions.py`). Any other is accepted if the self-check passes."""
 
 LEFT_OUT = "HEADWAY_LEFT_OUT"
-"""Names, to all processes of one server, the features of which one of them has warned."""
+"""Environment variable for all processes of one server: the features of which one process has warned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something that Headway adds to vLLM, and what an operator has `without` it, as a sentence.
+    """Something that Headway adds to vLLM, and, as a sentence, what an operator has `without` it.
 
-    `on_cpu`: vLLM's CPU backend alone needs it.
+    `on_cpu`: only vLLM's CPU backend needs it.
     """
 
     name: str
@@ -43,12 +44,12 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One vLLM name, as `module:path`, what Headway `adds` there or does with it, and the feature that needs it.
+    """One vLLM name, as `module:path`, what Headway `adds` there, and the feature that needs it.
 
-    `digests` are those of its source in tested versions, and in others in which it means the same here, with a space
-    between. Without any, the name only has to exist. `by` names the function that makes the replacement of the
-    original, if one is made. A name that is `not_everywhere` is missing from a tested version, whose behaviour without
-    it is known: its absence costs nothing.
+    `digests`, separated by spaces, are those of its source in tested versions, and in others in which it means the same
+    here. Without digests the name only has to exist. `by` names the function that makes the replacement, if there is
+    one. A name that is `not_everywhere` is missing from a tested version whose behaviour without it is known; its
+    absence costs nothing.
     """
 
     target: str
@@ -140,7 +141,7 @@ _CLASSES = {
     "torch.cpu": "_is_amx_tile_supported _init_amx",
     "vllm.platforms.cpu": "CpuPlatform",
 }
-"""Modules of vLLM, and the names in them by which the table begins its rows."""
+"""Modules of vLLM, and the names in them with which the table's rows begin."""
 _MODULES = {name: module for module, names in _CLASSES.items() for name in names.split()}
 _MAKERS = {
     "endings": "headway.engine.step.endings",
@@ -170,7 +171,7 @@ _NAMES = {
         _spec_decode_step_blocks deferred_frees num_lookahead_tokens
     """,
 }
-"""Attributes of two classes: feature, class, what is done with them; the names. They only have to exist."""
+"""Attributes of two classes that only have to exist: feature, class, use; then the names."""
 
 _TABLE = {
     SCHEDULING: """
@@ -281,8 +282,8 @@ _TABLE = {
 }
 """Rows of `PATCHES` by feature: name | what Headway adds | digests | what makes the replacement.
 
-In rows with two digests the second is vLLM 0.33.0's. What changed there and matters here is tested in both. A `?` marks
-a name that is not everywhere.
+In rows with two digests the second is vLLM 0.33.0's. Relevant changes there are tested in both versions. A `?` marks a
+name that is not everywhere.
 """
 
 
@@ -310,20 +311,20 @@ _settled: dict[Feature, bool] = {}
 
 
 def works(feature: Feature) -> bool:
-    """Whether a feature is on in this process: the first call puts its patches in, or warns. Never raises."""
+    """Whether a feature works in this process. The first call applies its patches, or warns. Never raises."""
     if feature not in _settled:
         _settled[feature] = _put_in(feature)
     return _settled[feature]
 
 
 def missing(feature: Feature) -> list[str]:
-    """The names that a feature needs and this vLLM does not have."""
+    """The names of a feature that this vLLM lacks."""
     needed = (patch for patch in _of(feature) if not patch.not_everywhere)
     return [patch.target for patch in needed if _find(patch.target) is None]
 
 
 def changed(feature: Feature) -> list[str]:
-    """The names of a feature that are here, with a source that no tested version has."""
+    """The names of a feature that exist with a source that no tested version has."""
     return [
         patch.target
         for patch in _of(feature)
@@ -334,7 +335,7 @@ def changed(feature: Feature) -> list[str]:
 
 
 def is_tested() -> bool:
-    """Whether the installed vLLM has the number of a tested one, whatever it was built for."""
+    """Whether the installed vLLM has a tested version number, whatever it was built for."""
     return vllm.__version__.partition("+")[0] in TESTED
 
 
@@ -358,7 +359,7 @@ def _put_in(feature: Feature) -> bool:
             return False
         differing = missing(feature) or changed(feature)
         if not differing:
-            # All of them are made before the first is put in: a feature is there whole or not at all.
+            # All replacements are made before the first is applied: a feature is applied whole or not at all.
             for owner, name, replacement in [_replacement(patch) for patch in _of(feature) if patch.by]:
                 setattr(owner, name, replacement)
             return True
@@ -376,7 +377,7 @@ def _is_cpu() -> bool:
 
 
 def _replacement(patch: Patch) -> tuple[Any, str, Any]:
-    """What a patch puts where: a wrapper of the original, a class method if that was one."""
+    """The target and content of a patch: a wrapper of the original, or a class method if the original was one."""
     assert patch.by is not None
     owner, name = _owner(patch.target)
     original = inspect.getattr_static(owner, name)
@@ -389,7 +390,7 @@ def _replacement(patch: Patch) -> tuple[Any, str, Any]:
 
 
 def _tell(feature: Feature) -> None:
-    """Warn that a feature is left out, unless a process of this server has."""
+    """Warn that a feature is left out, unless a process of this server has already warned."""
     told = os.environ.get(LEFT_OUT, "")
     if feature.name in told.split(";"):
         return
@@ -401,7 +402,7 @@ def _tell(feature: Feature) -> None:
 
 
 def _owner(target: str) -> tuple[Any, str]:
-    """The module or class that holds what a target names, and the name there."""
+    """The module or class that holds a target, and the name there."""
     module, _, path = target.partition(":")
     *classes, name = path.split(".")
     owner: Any = importlib.import_module(module)
@@ -411,7 +412,7 @@ def _owner(target: str) -> tuple[Any, str]:
 
 
 def _find(target: str) -> Any:
-    """What a target names, None if it is not there; the name itself of an attribute that `__init__` sets."""
+    """What a target names, None if it does not exist; for an attribute that `__init__` sets, its name."""
     try:
         owner, name = _owner(target)
     except (ImportError, AttributeError):
@@ -426,7 +427,7 @@ def _find(target: str) -> Any:
 
 
 def _line(target: str) -> str:
-    """The line of a module that first sets the attribute a target names."""
+    """The line of a module that first sets the attribute of a target."""
     owner, name = _owner(target)
     source = inspect.getsource(importlib.import_module(owner.__module__))
     line = re.search(rf"^ +(?:self\.)?{name}(?::| =).*$", source, re.M)

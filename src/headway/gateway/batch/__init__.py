@@ -1,1 +1,1 @@
-"""OpenAI's Files and Batch API: requests that may take hours, served in what all others leave."""
+"""OpenAI's Files and Batch API: requests with hours of time, served in the capacity that all others leave."""

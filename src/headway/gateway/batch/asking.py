@@ -1,4 +1,4 @@
-"""Asks one request of a batch on the path that every client's request takes, and keeps the answer."""
+"""Sends a batch's requests through the path of every other request, and collects the answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FAULTS = (0, 408, 500, 502, 504)
 
 
 class Reply(NamedTuple):
-    """The answer to a request; with status 0 there is none. `request_id` is the name that it was served under."""
+    """The answer to a request; status 0 means none. `request_id` is the id under which it was served."""
 
     status: int
     body: bytes
@@ -36,18 +36,18 @@ class Reply(NamedTuple):
 
     @property
     def is_for_later(self) -> bool:
-        """Whether there was no room for the request, so that it is to be asked again."""
+        """Whether there was no room for the request, so that it is sent again later."""
         return self.status in _LATER
 
     @property
     def is_fault(self) -> bool:
-        """Whether what serves failed, so that the request may be asked again a few times."""
+        """Whether the server failed, so that the request may be tried a few more times."""
         return self.status in _FAULTS
 
 
 @dataclass(slots=True)
 class _KeptAnswer:
-    """An ASGI `send` that keeps what is sent."""
+    """An ASGI `send` that stores what is sent."""
 
     parts: list[bytes] = field(default_factory=list)
 
@@ -57,22 +57,22 @@ class _KeptAnswer:
 
 
 class _NoConnection:
-    """What a held request has in place of a client's connection."""
+    """Takes the place of a client connection for requests of batches."""
 
     def turn_away(self, refusal: GatewayError) -> None:
-        """Nothing is there to be ended."""
+        """Nothing: there is no connection to close."""
 
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Asks requests of batches. They have a deadline and no other target, and go before no other by priority."""
+    """Sends requests of batches. They have a deadline as their only target, and no priority over others."""
 
     serving: Serving
     bodies: BodyReader
     limits: ClientLimits
 
     async def read(self, path: str, body: bytes, tenant: str, request_id: str) -> GenerationRequest:
-        """A request, as `read_request` reads a client's. Raises GatewayError, also for another tenant's response."""
+        """Read a request as `read_request` does. Raises GatewayError, also for another tenant's response."""
         request = await self.bodies.read(
             path,
             _HEADERS,
@@ -88,7 +88,7 @@ class Asking:
     async def ask(
         self, request: GenerationRequest, line: BatchLine, deadline_s: float, interrupt: Interrupt
     ) -> Reply:
-        """The answer to a request, whatever becomes of it."""
+        """Serve a request and return the answer, whatever happens to it."""
         own_s = request.slo.deadline_s
         request.batch = line
         request.slo = Slo(deadline_s=min(deadline_s, MAX_TARGET_S, inf if own_s is None else own_s))
@@ -101,7 +101,7 @@ class Asking:
 
     @contextmanager
     def holding(self, body: bytes, tenant: str) -> Iterator[None]:
-        """Count a body among the bytes that are held. Raises GatewayError (429) where that is too much."""
+        """Count a body among the held bytes. Raises GatewayError (429) if that is too much."""
         held = HeldRequest(_NoConnection(), COPIES * len(body), tenant=tenant)
         try:
             self.limits.hold(held)

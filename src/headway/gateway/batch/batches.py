@@ -1,4 +1,4 @@
-"""All batches: read, served in what others leave, and ended, each of their requests answered once."""
+"""Runs all batches: reads them, serves them in spare capacity, and ends them, with one answer for each request."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ _UNASKED = {
 
 
 class Batches:
-    """Serves the batches of all tenants, on one event loop; `run` goes on until `close`.
+    """Serves the batches of all tenants on one event loop; `run` continues until `close`.
 
-    A batch's lines are checked, then asked at the pace that `Pace` sets: of the tenant with fewest sequences under way
-    first, and of that tenant the batch that closes first. Answers are kept in one transaction for all that came
-    meanwhile. Every batch that had not ended goes on when another gateway has the same folder: requests without a kept
-    answer are asked again.
+    A batch's lines are checked, then sent at the pace that `Pace` sets. The tenant with the fewest running sequences
+    comes first, and of its batches the one whose window closes first. Answers that arrive together are stored in one
+    transaction. Unfinished batches continue in the next gateway with the same folder: requests without a stored answer
+    are sent again.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Batches:
         self._seen = (0, 0)
         self._stopping = self._had_work = False
 
-    # ---- what routes ask for --------------------------------------------------------------------------------------
+    # ---- called by the routes ---------------------------------------------------------------------------------------
 
     async def call(self, function: Callable[..., T], *arguments: object) -> T:
-        """What a call of the store returns, made in its thread."""
+        """Run a call of the store on its thread, and return the result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
 
     async def add(self, record: BatchRecord) -> bool:
@@ -96,21 +96,23 @@ class Batches:
         return True
 
     async def cancel(self, batch_id: str) -> None:
-        """Ask for nothing more of a batch, which ends with the answers that it has; one that is ending goes on so."""
+        """Send no more requests of a batch, which then ends with the answers that it has; one that is ending
+        continues.
+        """
         batch = self.open.get(batch_id)
         if batch is not None and batch.record.status in (Status.VALIDATING, Status.IN_PROGRESS):
             await self._end_early(batch, Status.CANCELLED)
             self._wake.set()
 
-    # ---- at work ----------------------------------------------------------------------------------------------------
+    # ---- running ----------------------------------------------------------------------------------------------------
 
     @property
     def in_flight(self) -> int:
-        """Sequences of batches that are with the instances, or on the way there."""
+        """Sequences of batches at the instances, or on their way there."""
         return sum(batch.sequences for batch in self.open.values())
 
     async def run(self) -> None:
-        """Go on with all batches until cancelled. A disk that fails is tried again, and no answer is lost by that."""
+        """Advance all batches until cancelled. Disk errors are retried and lose no answer."""
         while True:
             try:
                 await self._go_on()
@@ -129,7 +131,7 @@ class Batches:
         self._stopping = True
 
     async def close(self) -> None:
-        """Leave everything as it is kept; requests that are under way are asked again by the next gateway."""
+        """Stop; the folder stays as it is, and the next gateway sends unfinished requests again."""
         self.stop()
         for batch in self.open.values():
             batch.cut()
@@ -156,7 +158,7 @@ class Batches:
         self._had_work = any(not batch.held for batch in running)
 
     async def _advance_or_wait(self, batch: OpenBatch) -> None:
-        """Take a batch on by a turn. Where its files fail, it is tried again later, and others go on."""
+        """Advance a batch by a turn. If its files fail it is retried later, and other batches continue."""
         try:
             await self._advance(batch)
         except (OSError, sqlite3.Error) as error:
@@ -164,7 +166,7 @@ class Batches:
             batch.retry_s = self._clock() + _STORE_PAUSE_S
 
     async def _advance(self, batch: OpenBatch) -> None:
-        """Keep what came of a batch, and take it on by a turn."""
+        """Store a batch's new answers, and advance it by a turn."""
         store, record, now = self.store, batch.record, int(self.wall_clock())
         await self._keep(batch)
         if record.status in (Status.VALIDATING, Status.IN_PROGRESS) and now >= record.expires_at:
@@ -183,7 +185,7 @@ class Batches:
             await self._finish(batch, now)
 
     async def _finish(self, batch: OpenBatch, now: int) -> None:
-        """Give a batch its end, once each of its requests has an answer."""
+        """End a batch once each of its requests has an answer."""
         record = batch.record
         if record.left:
             code, message = _UNASKED[record.ending]
@@ -218,7 +220,7 @@ class Batches:
             self.results["output_tokens"] += each.usage.output
 
     async def _hold_those_without_room(self) -> None:
-        """Ask for nothing more of tenants whose files take as much as they may."""
+        """Pause the batches of tenants whose files have reached their limit."""
         most = self._options.max_files_mib * 2**20
         for batch in self.open.values():
             used = await self.call(self.store.used_bytes, batch.record.tenant)
@@ -226,10 +228,12 @@ class Batches:
             told = f"the tenant's files take {used} of {most} bytes (--max-files-mib): delete some"
             batch.held = told if full else ""
 
-    # ---- how much at a time ---------------------------------------------------------------------------------------
+    # ---- pace -------------------------------------------------------------------------------------------------------
 
     async def _look(self, running: Iterable[OpenBatch], now_s: float) -> None:
-        """See how others fare, and how far batches are: how many may be in flight, and which window is not kept."""
+        """Look at other requests and at the batches' progress: set how many may be in flight, and find windows at
+        risk.
+        """
         if self._had_work:
             self.progress.worked(now_s - self._looked_s)
         self._looked_s = now_s
@@ -256,7 +260,7 @@ class Batches:
         )
 
     async def _in_engines(self) -> tuple[int | None, int | None]:
-        """Requests that run and wait in the engines of all instances, None where none of them tells."""
+        """Running and waiting requests in the engines of all instances; None if no instance reports them."""
         fleet = self._serving.fleet
         urls = [fleet.member(name).url for name in fleet.names()]
         told = await asyncio.gather(*(read_metrics(fleet.session, url, _METRICS_TIMEOUT_S) for url in urls))
@@ -296,7 +300,7 @@ class Batches:
     # ---- one request ------------------------------------------------------------------------------------------------
 
     async def _serve(self, batch: OpenBatch, request: Request) -> None:
-        """Ask for one request, and note the answer; or put the request back where there is none."""
+        """Serve one request and note its answer, or put it back if there was none."""
         began_s, interrupt = self._clock(), Interrupt()
         batch.at_work[request.line] = interrupt
         sequences = 1
@@ -320,7 +324,7 @@ class Batches:
             self._wake.set()
 
     async def _ask(self, batch: OpenBatch, request: Request, interrupt: Interrupt) -> tuple[Reply, int]:
-        """The reply to a request, and how many sequences were counted for it."""
+        """The reply to a request, and the number of sequences counted for it."""
         record, request_id, asking, sequences = batch.record, new_request_id(), self._asking, 1
         try:
             data = await self.call(self.store.read, record.input_file_id, request.place, request.size)
@@ -359,7 +363,7 @@ class Batches:
 
 
 def _tell(batch: OpenBatch, now: float) -> None:
-    """Say once that a window cannot be kept, as long as that is so."""
+    """Warn once, while it is so, that a window cannot be kept."""
     forecast = batch.forecast
     late = forecast is not None and not forecast.in_time
     if late and not batch.told:

@@ -1,4 +1,4 @@
-"""How batches are, for people and machines: in a batch's own object, on the dashboard, for Prometheus."""
+"""Shows the state of batches: in a batch's own object, on the dashboard, and for Prometheus."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from headway.gateway.book.metrics import counter, gauge, single
 
 
 class BatchOutlook(msgspec.Struct, kw_only=True):
-    """What a batch's object says under `headway`: whether its window will be kept, by the rate of the last ten minutes.
+    """What a batch's object says under `headway`: whether its window will be kept, at the rate of the last ten minutes.
 
     `expected_at` is when the last answer comes, `unfinished` how many requests will have none when the window closes;
-    both are None before a rate is known. `held` says why nothing is asked at present, empty if it is.
+    both are None before a rate is known. `held` says why nothing is sent at present, empty if it is.
     """
 
     in_flight: int
@@ -33,13 +33,13 @@ class BatchOutlook(msgspec.Struct, kw_only=True):
 
 
 class BatchBoard(Collector):
-    """Reads all batches when they are asked for. O(batches that have not ended)."""
+    """Reads all batches on demand. O(unfinished batches)."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
 
     def outlook(self, batch_id: str) -> BatchOutlook | None:
-        """How a batch is; None once it has ended."""
+        """The outlook of a batch; None once it has ended."""
         batch = self._batches.open.get(batch_id)
         if batch is None:
             return None
@@ -56,12 +56,12 @@ class BatchBoard(Collector):
         )
 
     def states(self) -> list[BatchState]:
-        """The batches that have not ended, and the last that have."""
+        """The unfinished batches, and the last that ended."""
         now = self._batches.wall_clock()
         return [_state(batch, now) for batch in (*self._batches.open.values(), *self._batches.ended)]
 
     def collect(self) -> Iterator[Metric]:
-        """The figures of all batches together: none of one batch, so that labels are bounded."""
+        """Totals over all batches; none for a single batch, so that labels are bounded."""
         batches, opened = self._batches, self._batches.open.values()
         statuses = Counter(batch.record.status for batch in opened)
         unended = gauge("batches", "Batches that have not ended", ("status",))
@@ -85,7 +85,7 @@ class BatchBoard(Collector):
             "batch_in_flight_max", "Sequences of batches that may be there now", batches.pace.allowed
         )
         unfinished = sum(batch.forecast.unfinished for batch in opened if batch.forecast is not None)
-        about = "Requests that will have no answer when their window closes, at the rate of late"
+        about = "Requests that will have no answer when their window closes, at the recent rate"
         yield single("batch_requests_late", about, unfinished)
 
 

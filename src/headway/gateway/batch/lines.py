@@ -1,4 +1,4 @@
-"""Lines of batch files: a request of an input file, an answer for an output or error file."""
+"""Lines of batch files: requests in an input file, answers in an output or error file."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headway.http_client import NOT_AS_EXPECTED
 MAX_CUSTOM_ID = 512
 _PIECE_BYTES = 2**16
 _LINE_BREAKS = {char.encode(): f"\\u{ord(char):04x}".encode() for char in "\u0085\u2028\u2029"}
-"""What a JSON text may hold as it is, and Python's `splitlines` breaks lines at."""
+"""Characters that JSON text may contain, and at which Python's `splitlines` breaks lines -> their escapes."""
 _OK = 200
 
 
 class Line(msgspec.Struct):
-    """A request of an input file; `body` lies there as it came."""
+    """A request of an input file; `body` has its original bytes."""
 
     custom_id: str
     body: msgspec.Raw
@@ -29,7 +29,7 @@ class Line(msgspec.Struct):
 
 
 class Found(NamedTuple):
-    """A line and where it lies in its file: `number` counts from 1. `data` is None where the line is too long."""
+    """A line and its position in the file: `number` counts from 1. `data` is None if the line is too long."""
 
     number: int
     place: int
@@ -43,7 +43,9 @@ class _Body(msgspec.Struct):
 
 
 def lines_from(file: BinaryIO, place: int, number: int, longest: int) -> Iterator[Found]:
-    """The lines of an open file after the `number`-th, which ends at `place`. Empty lines count and are left out."""
+    """Yield the lines of an open file after the `number`-th, which ends at `place`. Empty lines are counted and
+    left out.
+    """
     file.seek(place)
     while data := file.readline(longest + 1):
         number, size, fits = number + 1, len(data), True
@@ -58,7 +60,7 @@ def lines_from(file: BinaryIO, place: int, number: int, longest: int) -> Iterato
 
 
 class Checked(NamedTuple):
-    """A line that was read: `custom_id` and `model` as far as it names them, and what is wrong, if anything."""
+    """A checked line: `custom_id` and `model` if it has them, and the problem if there is one."""
 
     custom_id: str | None = None
     model: str | None = None
@@ -66,7 +68,7 @@ class Checked(NamedTuple):
 
 
 def check_line(found: Found, endpoint: str, longest: int) -> Checked:
-    """Whether a line is a request of this endpoint."""
+    """Check whether a line is a request of this endpoint."""
     number, data = found.number, found.data
     if data is None:
         told = f"{found.size} bytes; accepted: up to {longest}"
@@ -94,12 +96,12 @@ def check_line(found: Found, endpoint: str, longest: int) -> Checked:
 
 
 def decode_line(data: bytes) -> Line:
-    """The request in a line. Raises what msgspec raises for one that is none."""
+    """Decode a line's request. Raises msgspec's errors if it is not one."""
     return msgspec.json.decode(data.removeprefix(BOM_UTF8), type=Line)
 
 
 def duplicate(number: int, custom_id: str) -> Problem:
-    """A line whose `custom_id` an earlier one has."""
+    """The problem of a line whose `custom_id` an earlier line has."""
     told = f"custom_id is {quoted(custom_id)}, as in an earlier line; accepted: each once"
     return _problem(number, "duplicate_custom_id", told, "custom_id")
 
@@ -122,12 +124,12 @@ class _Answer(msgspec.Struct):
 
 
 def problem_line(answer_id: str, custom_id: str | None, problem: Problem) -> bytes:
-    """A line of an error file for a request that was not asked."""
+    """A line of an error file for a request that was not sent."""
     return msgspec.json.encode(_Answer(answer_id, custom_id, None, problem)) + b"\n"
 
 
 def answer_line(answer_id: str, custom_id: str, status: int, body: bytes) -> bytes:
-    """A line for a request that was answered with this status. Raises NOT_AS_EXPECTED unless the body is JSON."""
+    """A line for a request that was answered with this status. Raises NOT_AS_EXPECTED if the body is not JSON."""
     whole = msgspec.json.format(body, indent=-1)
     for break_, escaped in _LINE_BREAKS.items():
         whole = whole.replace(break_, escaped)
@@ -136,7 +138,7 @@ def answer_line(answer_id: str, custom_id: str, status: int, body: bytes) -> byt
 
 
 class Usage(NamedTuple):
-    """Tokens of an answer, as far as it tells them."""
+    """Token counts of an answer, as far as it states them."""
 
     input: int = 0
     output: int = 0
@@ -154,7 +156,7 @@ class _Usage(msgspec.Struct):
 
 
 def usage_of(status: int, body: bytes) -> Usage:
-    """The tokens that an answer names, in the words of any of the APIs."""
+    """The token counts in an answer, by the field names of any of the APIs."""
     if status != _OK:
         return Usage()
     try:

@@ -1,4 +1,4 @@
-"""Files and batches: what the gateway keeps of them, and the same as OpenAI's clients read it."""
+"""Files and batches as the gateway stores them and as OpenAI's clients read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.http_client import NOT_AS_EXPECTED
 
 PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
 KEPT_S = 30 * 24 * 3600
-"""How long a file is kept whose client says nothing else: thirty days, as OpenAI keeps those of batches."""
+"""Default lifetime of a file: thirty days, as for OpenAI's batch files."""
 SHORTEST_KEPT_S = 3600
 _MOST_METADATA, _MOST_KEY, _MOST_VALUE = 16, 64, 512
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -23,7 +23,7 @@ _WINDOW = re.compile(r"([1-9][0-9]{0,6})([smhd])")
 
 
 class Status(StrEnum):
-    """Where a batch is in its life."""
+    """The status of a batch."""
 
     VALIDATING = "validating"
     FAILED = "failed"
@@ -36,7 +36,7 @@ class Status(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing more becomes of the batch."""
+        """Whether the batch has ended."""
         return self in (Status.FAILED, Status.COMPLETED, Status.EXPIRED, Status.CANCELLED)
 
 
@@ -52,14 +52,14 @@ class FileRecord(msgspec.Struct, kw_only=True):
     expires_at: int
 
     def shown(self) -> dict[str, Any]:
-        """The file as OpenAI's API has it."""
+        """The file in the form of OpenAI's API."""
         named = msgspec.structs.asdict(self)
         del named["tenant"]
         return {**named, "object": "file", "status": "processed", "status_details": None}
 
 
 class Problem(msgspec.Struct, kw_only=True):
-    """What is wrong with an input file, or with one line of it; lines count from 1."""
+    """A problem of an input file or of one of its lines; lines count from 1."""
 
     code: str
     message: str
@@ -68,11 +68,11 @@ class Problem(msgspec.Struct, kw_only=True):
 
 
 class BatchRecord(msgspec.Struct, kw_only=True):
-    """A batch: what was asked for, and how far it is. Times are seconds since 1970.
+    """A batch: its request, and its progress. Times are seconds since 1970.
 
     `total` counts lines, `completed` those with an answer in the output file, `failed` those in the error file.
-    `read_bytes` and `read_lines` are how far the input file has been read; `output_bytes` and `error_bytes` how much of
-    the two files is known to be there. Both files have their ids from the beginning, and are shown once they are whole.
+    `read_bytes` and `read_lines` say how far the input file was read; `output_bytes` and `error_bytes` how many bytes
+    of the two files are valid. Both files have their ids from the beginning, and are shown once they are complete.
     """
 
     id: str
@@ -89,7 +89,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     status: Status = Status.VALIDATING
     ending: Status = Status.COMPLETED
-    """What the batch becomes once its files are whole."""
+    """The status that the batch takes once its files are complete."""
     model: str | None = None
     total: int = 0
     completed: int = 0
@@ -115,12 +115,12 @@ class BatchRecord(msgspec.Struct, kw_only=True):
         return self.total - self.completed - self.failed
 
     def become(self, status: Status, now: int) -> None:
-        """Enter a status, and note when."""
+        """Enter a status, and note the time."""
         self.status = status
         setattr(self, f"{status}_at", now)
 
     def shown(self, headway: object = None) -> dict[str, Any]:
-        """The batch as OpenAI's API has it; what Headway says beyond that is under `headway`."""
+        """The batch in the form of OpenAI's API, with Headway's additions under `headway`."""
         named = msgspec.structs.asdict(self)
         whole = self.status.is_final
         tokens = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
@@ -148,14 +148,14 @@ _SHOWN = (
 
 
 class Expiry(msgspec.Struct):
-    """How long a file is to be kept after it was made."""
+    """How long to keep a file after it was made."""
 
     seconds: int = KEPT_S
     anchor: str = "created_at"
 
 
 def kept_s(expiry: Expiry | None, param: str) -> int:
-    """Seconds that a file is kept. Raises GatewayError (400) for a time that is not accepted."""
+    """Seconds for which a file is kept. Raises GatewayError (400) for a time that is not accepted."""
     if expiry is None:
         return KEPT_S
     if expiry.anchor != "created_at" or not SHORTEST_KEPT_S <= expiry.seconds <= KEPT_S:
@@ -178,7 +178,7 @@ class BatchRequest(msgspec.Struct):
 
 
 def read_batch_request(body: bytes) -> BatchRequest:
-    """What a client asks for. Raises GatewayError (400), which names the field."""
+    """Read the body of a client's request. Raises GatewayError (400), which names the field."""
     try:
         asked = msgspec.json.decode(body, type=BatchRequest)
     except NOT_AS_EXPECTED as error:
@@ -193,7 +193,7 @@ def read_batch_request(body: bytes) -> BatchRequest:
 
 
 def window_s(text: str) -> float:
-    """The seconds of a `completion_window`, as `24h`. Raises GatewayError (400) for what is none."""
+    """The seconds of a `completion_window` such as `24h`. Raises GatewayError (400) if it is invalid."""
     found = _WINDOW.fullmatch(text)
     seconds = int(found[1]) * _SECONDS[found[2]] if found else 0
     if not 0 < seconds <= MAX_TARGET_S:
@@ -205,7 +205,7 @@ def window_s(text: str) -> float:
 
 
 def _check_metadata(metadata: dict[str, str]) -> None:
-    """Raise GatewayError (400) for more than OpenAI's API takes."""
+    """Raise GatewayError (400) for more metadata than OpenAI's API accepts."""
     fits = len(metadata) <= _MOST_METADATA and all(
         len(key) <= _MOST_KEY and len(value) <= _MOST_VALUE for key, value in metadata.items()
     )

@@ -1,4 +1,4 @@
-"""How many requests of batches are with the instances at a time, and whether a window can be kept. Pure."""
+"""Decides how many requests of batches are with the instances, and forecasts whether a window can be kept. Pure."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import NamedTuple
 
 FIRST_OF_AN_INSTANCE = 4
 BLIND_OF_AN_INSTANCE = 8
-"""The most where no instance tells how many wait in its engine."""
+"""Most requests for each instance if none reports how many wait in its engine."""
 LOOK_S = 1.0
 _GROWTH, _BACK_OFF = 0.25, 0.5
 _MISSED_SHARE = 0.01
-"""Of the interactive requests with targets that ended lately: where more missed them, batches make way."""
+"""Batches make way if a larger share of recent interactive requests with targets missed them."""
 _MISSES_KEPT = 0.8
-"""What is left of a look's ends in the next: some five seconds count."""
+"""Decay of the counts per look: some five seconds count."""
 _SETTLES_S = 5.0
-"""What was taken back shows in the targets of others after so long."""
+"""After this time a reduction shows in the targets of other requests."""
 _WAITING_SHARE = 1 / 16
-"""Of the requests that run: so many may wait in the engines, so that a seat that comes free is taken at once."""
+"""Requests that may wait in the engines, as a share of the running ones, so that a free seat is taken at once."""
 _RECENT_S = 600.0
 _MOST_MARKS = 600
 TELLS_S = 60.0
-"""Of work: fewer answers than ten in so long tell a rate too."""
+"""Seconds of work that suffice to know a rate, even with fewer than ten answers."""
 CALM_SHARE = 0.5
-"""As long as the work left takes less than this share of the time left, a batch takes what others leave and no more."""
+"""While the remaining work takes less than this share of the remaining time, a batch uses only spare capacity."""
 
 
 class Load(NamedTuple):
-    """What is seen of the instances and of interactive requests since the last look.
+    """What was seen of the instances and of interactive requests since the last look.
 
-    `running` and `waiting` are of all requests in the engines, None where no instance tells. `judged` interactive
-    requests with targets ended, `missed` of them missed one. `in_flight` are the batches' own, `needed` is how many of
-    these keep every window at least.
+    `running` and `waiting` count all requests in the engines, None if no instance reports them. `judged` interactive
+    requests with targets ended, and `missed` of them missed one. `in_flight` are the batches' own requests; `needed` of
+    these keep every window.
     """
 
     instances: int
@@ -49,10 +49,10 @@ class Load(NamedTuple):
 class Pace:
     """The number of batch requests that may be in flight: `allowed`.
 
-    `allowed` grows by a quarter a second while all of it is in flight and hardly a request waits in the engines, and
-    shrinks by what waits there beyond that. Where interactive requests miss targets it is halved, and again every five
-    seconds until they do not. Windows that are about to close set a floor (`Load.needed`); else the floor is one for
-    each instance. Additive increase and multiplicative decrease, as TCP has it. O(1).
+    `allowed` grows by a quarter a second while all of it is in flight and few requests wait in the engines, and shrinks
+    by the excess of waiting requests. If interactive requests miss targets it is halved, and again every five seconds
+    until they do not. Windows that are about to close set a floor (`Load.needed`); else the floor is one for each
+    instance. Additive increase and multiplicative decrease, as in TCP. O(1).
     """
 
     def __init__(self, most_of_an_instance: int) -> None:
@@ -63,7 +63,7 @@ class Pace:
         self._settled_s = float("-inf")
 
     def look(self, load: Load, now_s: float) -> int:
-        """Take what was seen, once in LOOK_S; returns `allowed`."""
+        """Process what was seen, once in LOOK_S; return `allowed`."""
         self._judged = self._judged * _MISSES_KEPT + load.judged
         self._missed = self._missed * _MISSES_KEPT + load.missed
         self.missed_share = self._missed / self._judged if self._judged else 0.0
@@ -90,7 +90,7 @@ class Pace:
 
 
 class Forecast(NamedTuple):
-    """What becomes of a batch at the rate of the last ten minutes: when it ends, in seconds from now, and how late."""
+    """When a batch ends at the rate of the last ten minutes, in seconds from now, and how late that is."""
 
     requests_per_s: float
     needed_per_s: float
@@ -105,10 +105,10 @@ class Forecast(NamedTuple):
 
 @dataclass(slots=True)
 class Progress:
-    """Answers to batch requests by time, for forecasts; and how long a request takes with an instance.
+    """Times of answers to batch requests, for forecasts, and the mean duration of a request at an instance.
 
-    `run_s` is the time in which there was work, also if no instance had room for it; the gateway's own absence does not
-    count. O(1) a call, amortised.
+    `run_s` is the time with work, even if no instance had room for it; times without a gateway do not count. O(1) a
+    call, amortised.
     """
 
     service_s: float = 0.0
@@ -117,7 +117,7 @@ class Progress:
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque([(0.0, 0)]))
 
     def worked(self, seconds: float) -> None:
-        """Batches had work for so long."""
+        """Batches had work for `seconds`."""
         self.run_s += seconds
         if self.run_s - self._marks[-1][0] >= _RECENT_S / _MOST_MARKS:
             self._marks.append((self.run_s, self._answered))
@@ -125,20 +125,22 @@ class Progress:
             self._marks.popleft()
 
     def answered(self, took_s: float) -> None:
-        """A request has its answer."""
+        """A request got its answer."""
         self._answered += 1
         self.service_s += (took_s - self.service_s) * (0.1 if self.service_s else 1.0)
 
     @property
     def requests_per_s(self) -> float | None:
-        """Answers a second of late, at most, where there were none; None until ten answers or TELLS_S tell anything."""
+        """The recent highest rate of answers a second; None until ten answers, or TELLS_S of work."""
         since_s, before = self._marks[0]
         seconds, answers = self.run_s - since_s, self._answered - before
         known = seconds > 0 and (answers >= 10 or seconds >= TELLS_S)
         return max(answers, 1) / seconds if known else None
 
     def forecasts(self, batches: Iterable[tuple[int, float]]) -> list[Forecast | None]:
-        """Of batches, by (requests left, seconds left), the one that closes first served first. O(n log n)."""
+        """Forecasts for batches given as (requests left, seconds left), served in the order of their ends. O(n log
+        n).
+        """
         rate = self.requests_per_s
         asked = list(batches)
         found: list[Forecast | None] = [None] * len(asked)
@@ -154,9 +156,9 @@ class Progress:
         return found
 
     def needed(self, batches: Iterable[tuple[int, float]]) -> int:
-        """Requests in flight that keep each window, at what one takes of late; 0 while there is time enough.
+        """Requests in flight that keep each window, given the recent duration of one; 0 while there is enough time.
 
-        Little's law: the rate that a window needs, times how long a request takes.
+        Little's law: the rate that a window needs, times the duration of a request.
         """
         rate = self.requests_per_s
         if rate is None:
@@ -170,10 +172,11 @@ class Progress:
 
 
 def deadline_s(left: int, left_s: float, in_flight: int, requests_per_s: float | None) -> float:
-    """How long a request may take: to the window's end, or as the window closes its share of what is left.
+    """How long a request may take: to the window's end, or, as the window closes, its share of the rest.
 
-    `left` requests have `left_s` seconds, so many of them in flight at a time. While what is left takes less than
-    CALM_SHARE of the time, all of it; where it takes all of the time, the time in which this many have to be done.
+    `left` requests have `left_s` seconds, with `in_flight` of them at a time. While the remaining work takes less than
+    CALM_SHARE of the time, the result is all of the time; if it takes all of it, the result is the time in which this
+    many must be done.
     """
     if requests_per_s is None or left <= in_flight or left_s <= 0:
         return max(left_s, 1.0)

@@ -36,12 +36,12 @@ _MOST_FILES, _MOST_BATCHES = 10_000, 100
 _USUAL_FILES, _USUAL_BATCHES = 10_000, 20
 _MOST_BODY_BYTES = 64 * 2**10
 _FORM_BYTES = 64 * 2**10
-"""What a form may have beside its file."""
+"""Most bytes of a form besides its file."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPages:
-    """Answers what clients ask of files and batches; a tenant is told of its own alone, an operator of all."""
+    """Answers requests about files and batches; a tenant sees only its own, an operator all."""
 
     batches: Batches
     board: BatchBoard
@@ -49,7 +49,7 @@ class BatchPages:
     _uploading: Counter[str] = field(default_factory=Counter)
 
     def tenant(self, request: Request) -> str:
-        """Whose files and batches are meant: the key's tenant, or one that a trusted client names."""
+        """The tenant whose files and batches are meant: that of the key, or one that a trusted client names."""
         hints = checked_hints(request.scope["headers"], {}, None)
         tenant = tenant_of(hints.tenant, request.scope.get(KEY_TENANT, ""))
         return tenant if self.options.names_tenants else ""
@@ -199,7 +199,7 @@ class BatchPages:
         return self._shown(await self._batch(request))
 
     async def cancel(self, request: Request) -> Response:
-        """`POST /v1/batches/ID/cancel`; one that has ended stays as it is."""
+        """`POST /v1/batches/ID/cancel`; a batch that has ended stays as it is."""
         await self.batches.cancel((await self._batch(request)).id)
         return self._shown(await self._batch(request))
 
@@ -249,7 +249,7 @@ def _expiry(fields: Mapping[str, str]) -> Expiry | None:
 
 
 def _page(query: Mapping[str, str], usual: int, most: int) -> Page:
-    """Raise GatewayError (400) for a limit or an order that is none."""
+    """Read the paging parameters. Raises GatewayError (400) for an invalid limit or order."""
     limit, order = query.get("limit", str(usual)), query.get("order", "desc")
     if not limit.isdecimal() or len(limit) > 9 or not 1 <= int(limit) <= most:
         raise bad_request(f"limit is {limit[:40]!r}; accepted: 1 to {most}", "limit")

@@ -1,4 +1,4 @@
-"""Where files and batches are kept: a database of SQLite, and the files beside it."""
+"""Stores files and batches: an SQLite database, with the files beside it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from headway.gateway.batch.lines import Found, Usage, check_line, duplicate, lin
 from headway.gateway.batch.objects import KEPT_S, OUTPUT_PURPOSE, BatchRecord, FileRecord, Problem, Status
 
 MAX_LINES = 50_000
-"""Requests of a batch, as OpenAI's API has it."""
+"""Most requests of a batch, as in OpenAI's API."""
 LINES_A_TURN = 256
-"""So many lines are read at a time; what others ask of the store comes between."""
+"""Lines read at a time; other calls of the store come in between."""
 KEPT_ERRORS = 20
-"""Problems that a batch shows itself; all of them are in its error file."""
+"""Problems shown in a batch's object; all of them are in its error file."""
 _DATABASE, _LOCK, _FILES = "batches.sqlite3", "lock", "files"
 _TABLES = """
 PRAGMA journal_mode = WAL;
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Page(NamedTuple):
-    """Which part of a list: `limit` records that follow the one whose id is `after`."""
+    """A page of a list: `limit` records that follow the one whose id is `after`."""
 
     after: str
     limit: int
@@ -53,7 +53,7 @@ class Page(NamedTuple):
 
 
 class Request(NamedTuple):
-    """A request of a batch, and where its line lies in the input file."""
+    """A request of a batch, and the position of its line in the input file."""
 
     line: int
     custom_id: str
@@ -62,7 +62,7 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What becomes of a request: `data` is its line in the output file, or (not `ok`) in the error file."""
+    """The result of a request: `data` is its line in the output file, or (not `ok`) in the error file."""
 
     line: int
     ok: bool
@@ -73,10 +73,10 @@ class Answer(NamedTuple):
 class BatchStore:
     """Files and batches of all tenants. Every call blocks, and one thread makes them all.
 
-    An answer is there once its transaction is: the line is appended to its file and flushed to the disk, then the
-    request is marked, with how long the file is now. A process that is killed between leaves bytes behind that length,
-    which are cut off when the folder is opened. A request that is marked takes no other answer. What changes a batch
-    raises OSError or sqlite3.Error, and changes nothing then. O(lines) or O(log n), n files, batches and requests.
+    An answer exists once its transaction does: the line is appended to its file and flushed to the disk, then the
+    request is marked, together with the file's new length. If a process is killed in between, the bytes beyond that
+    length are cut off when the folder is opened. A marked request takes no other answer. Changes of a batch raise
+    OSError or sqlite3.Error, without effect. O(lines) or O(log n), n files, batches and requests.
     """
 
     def __init__(self, folder: Path, longest_line: int) -> None:
@@ -103,11 +103,11 @@ class BatchStore:
             self._held = stack.pop_all()
 
     def close(self) -> None:
-        """Give the folder free for another gateway."""
+        """Release the folder for another gateway."""
         self._held.close()
 
     def _tidy(self) -> None:
-        """Cut off what no transaction knows of, and remove files that none names."""
+        """Cut off bytes that belong to no transaction, and remove files that no record names."""
         known = {file_id for (file_id,) in self._database.execute("SELECT id FROM files")}
         for batch in self.open_batches():
             for file_id, size in _answer_files(batch):
@@ -131,7 +131,9 @@ class BatchStore:
 
     @contextmanager
     def _turn(self, batch: BatchRecord) -> Iterator[BatchRecord]:
-        """A copy of a batch to change, which is kept, and is the batch, once the block ends without an error."""
+        """Yield a copy of a batch to change; it is stored, and replaces the batch, if the block ends without an
+        error.
+        """
         turn = msgspec.structs.replace(batch)
         with self._transaction():
             yield turn
@@ -145,26 +147,26 @@ class BatchStore:
     # ---- files ------------------------------------------------------------------------------------------------------
 
     def path(self, file_id: str) -> Path:
-        """Where the bytes of a file are."""
+        """The path of a file's bytes."""
         return self._folder / _FILES / file_id
 
     def add_file(self, file: FileRecord) -> None:
-        """Take in a file whose bytes lie at its `path`."""
+        """Take in a file whose bytes are at its `path`."""
         self._database.execute(
             "INSERT INTO files (id, tenant, purpose, bytes, expires_at, record) VALUES (?, ?, ?, ?, ?, ?)",
             (file.id, file.tenant, file.purpose, file.bytes, file.expires_at, msgspec.json.encode(file)),
         )
 
     def file(self, file_id: str, tenant: str) -> FileRecord | None:
-        """A file; None if there is none, or it is not this tenant's (empty: all are)."""
+        """Look up a file; None if there is none, or it belongs to another tenant (empty: any)."""
         return self._one("files", file_id, tenant, FileRecord)
 
     def files(self, tenant: str, page: Page, purpose: str | None = None) -> list[FileRecord]:
-        """A tenant's files, one more than the page holds; without a `purpose` any."""
+        """A tenant's files, one more than the page holds; without a `purpose`, any."""
         return self._page("files", FileRecord, tenant, page, purpose)
 
     def remove_file(self, file_id: str) -> str | None:
-        """Remove a file; or return the batch that still needs it."""
+        """Remove a file, or return the batch that still needs it."""
         for batch in self.open_batches():
             if file_id == batch.input_file_id:
                 return batch.id
@@ -173,7 +175,7 @@ class BatchStore:
         return None
 
     def remove_expired(self, now: int) -> None:
-        """Remove the files whose time is over, and the batches that ended long before."""
+        """Remove expired files, and batches that ended long before."""
         for (file_id,) in self._database.execute(
             "SELECT id FROM files WHERE expires_at <= ?", (now,)
         ).fetchall():
@@ -181,7 +183,7 @@ class BatchStore:
         self._database.execute("DELETE FROM batches WHERE NOT open AND expires_at <= ?", (now - KEPT_S,))
 
     def used_bytes(self, tenant: str) -> int:
-        """Bytes of a tenant's files, with those that open batches are writing."""
+        """Bytes of a tenant's files, including those that open batches are writing."""
         held = self._database.execute(
             "SELECT total(bytes) FROM files WHERE tenant = ?", (tenant,)
         ).fetchone()[0]
@@ -189,7 +191,7 @@ class BatchStore:
         return int(held) + sum(batch.output_bytes + batch.error_bytes for batch in ours)
 
     def read(self, file_id: str, place: int, size: int) -> bytes:
-        """Some of a file."""
+        """Read part of a file."""
         with self.path(file_id).open("rb") as file:
             file.seek(place)
             return file.read(size)
@@ -207,7 +209,7 @@ class BatchStore:
         return True
 
     def batch(self, batch_id: str, tenant: str) -> BatchRecord | None:
-        """A batch; None if there is none, or it is not this tenant's (empty: all are)."""
+        """Look up a batch; None if there is none, or it belongs to another tenant (empty: any)."""
         return self._one("batches", batch_id, tenant, BatchRecord)
 
     def batches(self, tenant: str, page: Page) -> list[BatchRecord]:
@@ -215,17 +217,17 @@ class BatchStore:
         return self._page("batches", BatchRecord, tenant, page)
 
     def open_batches(self) -> list[BatchRecord]:
-        """All tenants' batches that have not ended, the oldest first."""
+        """All tenants' unfinished batches, oldest first."""
         rows = self._database.execute("SELECT record FROM batches WHERE open ORDER BY number")
         return [msgspec.json.decode(record, type=BatchRecord) for (record,) in rows]
 
     def begin(self, batch: BatchRecord, now: int) -> None:
-        """Have a batch whose lines are all checked be served; or fail, where none of them is a request."""
+        """Start serving a batch whose lines are all checked, or fail it if none of them is a request."""
         with self._turn(batch) as turn:
             if turn.status is not Status.VALIDATING:
                 return
             if turn.total > MAX_LINES:
-                told = f"the file has more than {MAX_LINES} requests; accepted: up to so many"
+                told = f"the file has too many requests; accepted: up to {MAX_LINES}"
                 turn.errors = [Problem(code="too_many_requests", message=told), *turn.errors]
             elif turn.left:
                 turn.become(Status.IN_PROGRESS, now)
@@ -238,7 +240,7 @@ class BatchStore:
             turn.become(Status.FINALIZING, now)
 
     def end_early(self, batch: BatchRecord, ending: Status, now: int) -> None:
-        """Have a batch that is not ending end with what it has: it is whole, was cancelled, or its window closed."""
+        """End a running batch with what it has, because it is complete, was cancelled, or its window closed."""
         with self._turn(batch) as turn:
             if turn.status not in (Status.VALIDATING, Status.IN_PROGRESS):
                 return
@@ -246,9 +248,9 @@ class BatchStore:
             turn.become(Status.CANCELLING if ending is Status.CANCELLED else Status.FINALIZING, now)
 
     def check_lines(self, batch: BatchRecord) -> bool:
-        """Read the next LINES_A_TURN of an input file; whether that was the last.
+        """Read the next LINES_A_TURN lines of an input file; return whether these were the last.
 
-        A line that is no request is answered in the error file.
+        A line that is not a request is answered in the error file.
         """
         with self._turn(batch) as turn, self.path(batch.input_file_id).open("rb") as file:
             lines = lines_from(file, turn.read_bytes, turn.read_lines, self._longest_line)
@@ -262,7 +264,7 @@ class BatchStore:
         return len(found) < LINES_A_TURN or batch.total > MAX_LINES
 
     def _check_line(self, batch: BatchRecord, found: Found) -> tuple[str, str | None, Problem] | None:
-        """Note a request; what its answer says if it is none."""
+        """Store a request, or return the problem of its line."""
         custom_id, model, problem = check_line(found, batch.endpoint, self._longest_line)
         batch.model = batch.model or model
         try:
@@ -294,7 +296,7 @@ class BatchStore:
         return [Request(*row) for row in rows]
 
     def answer(self, batch: BatchRecord, answers: Sequence[Answer]) -> None:
-        """Keep answers, each unless its request has one."""
+        """Store answers, except for requests that have one."""
         with self._turn(batch) as turn:
             new = [each for each in answers if self._mark(batch.id, each.line)]
             for ok in (True, False):
@@ -305,14 +307,14 @@ class BatchStore:
             turn.output_tokens += sum(each.usage.output for each in new)
 
     def _mark(self, batch_id: str, line: int) -> bool:
-        """Mark a request as answered; whether it was not."""
+        """Mark a request as answered; return whether it was unanswered."""
         changed = self._database.execute(
             "UPDATE requests SET answered = 1 WHERE batch = ? AND line = ? AND NOT answered", (batch_id, line)
         )
         return changed.rowcount == 1
 
     def give_up(self, batch: BatchRecord, code: str, message: str) -> bool:
-        """Answer the next LINES_A_TURN of the requests without an answer by this error; whether those were the last."""
+        """Answer the next LINES_A_TURN unanswered requests with this error; return whether these were the last."""
         left = self.unanswered(batch.id, 0, LINES_A_TURN)
         problem = Problem(code=code, message=message)
         lines = [(each.line, problem_line(new_request_id(), each.custom_id, problem)) for each in left]
@@ -320,13 +322,13 @@ class BatchStore:
         return len(left) < LINES_A_TURN
 
     def _append(self, batch: BatchRecord, lines: Sequence[bytes], *, ok: bool) -> None:
-        """Write lines behind those that are known to be there, all the way to the disk."""
+        """Write lines after the valid ones, and flush them to the disk."""
         if not lines:
             return
         data = b"".join(lines)
         file_id, size = _answer_files(batch)[not ok]
         with self.path(file_id).open("ab") as file:
-            file.truncate(size)  # what an attempt that failed has left
+            file.truncate(size)  # removes what a failed attempt left
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -336,7 +338,7 @@ class BatchStore:
             batch.error_bytes += len(data)
 
     def finish(self, batch: BatchRecord, now: int) -> None:
-        """Give a batch its end: its files are there for clients, its requests are forgotten."""
+        """End a batch: its files become visible, its requests are removed."""
         with self._turn(batch) as turn:
             turn.become(turn.ending, now)
             for (file_id, size), name in zip(_answer_files(turn), ("output", "error"), strict=True):
@@ -344,7 +346,7 @@ class BatchStore:
                     self.add_file(_answers_file(turn, file_id, f"{turn.id}_{name}.jsonl", size, now))
             self._database.execute("DELETE FROM requests WHERE batch = ?", (turn.id,))
 
-    # ---- of either kind ---------------------------------------------------------------------------------------------
+    # ---- files and batches alike ------------------------------------------------------------------------------------
 
     def _one(self, table: str, record_id: str, tenant: str, kind: type[T]) -> T | None:
         row = self._database.execute(
@@ -355,7 +357,7 @@ class BatchStore:
     def _page(
         self, table: str, kind: type[T], tenant: str, page: Page, purpose: str | None = None
     ) -> list[T]:
-        """One more than the page holds, if there are so many."""
+        """One record more than the page holds, if there are as many."""
         order, beyond = ("DESC", "<") if page.newest_first else ("ASC", ">")
         where, values = "? IN ('', tenant)", [tenant]
         if page.after:
@@ -372,12 +374,12 @@ class BatchStore:
 
 
 def new_request_id() -> str:
-    """A name for a request of a batch, and for the line of its answer."""
+    """A new id for a request of a batch, and for the line of its answer."""
     return f"batch_req_{uuid4().hex}"
 
 
 def _answer_files(batch: BatchRecord) -> tuple[tuple[str, int], tuple[str, int]]:
-    """A batch's output and error file: the id, and how long it is."""
+    """A batch's output and error file: the id and the length."""
     return (batch.output_file_id, batch.output_bytes), (batch.error_file_id, batch.error_bytes)
 
 

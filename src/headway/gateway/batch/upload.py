@@ -1,4 +1,4 @@
-"""A file that a client uploads: read from its form piece by piece, and written to the disk as it comes."""
+"""Reads a file from an upload form piece by piece, and writes it to the disk as it arrives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_FILENAME = 256
 
 
 class UploadForm:
-    """What a form says: its short fields, the file's name, and how many bytes the file has."""
+    """Parses a form: its short fields, the file's name, and the file's size."""
 
     def __init__(self, file: BinaryIO) -> None:
         self.fields: dict[str, str] = {}
@@ -32,19 +32,19 @@ class UploadForm:
         self._field = b""
 
     def part_begin(self) -> None:
-        """Another part."""
+        """Another part begins."""
         self._name, self._field = "", b""
 
     def header_field(self, data: bytes, start: int, end: int) -> None:
-        """Some of a header's name."""
+        """Part of a header's name."""
         self._header += data[start:end]
 
     def header_value(self, data: bytes, start: int, end: int) -> None:
-        """Some of a header's value."""
+        """Part of a header's value."""
         self._value += data[start:end]
 
     def header_end(self) -> None:
-        """Look at what a header says of its part. Raises GatewayError (400) for a part that is not accepted."""
+        """Read what a header says about its part. Raises GatewayError (400) for a part that is not accepted."""
         header, value, self._header, self._value = self._header.lower(), self._value, b"", b""
         if header != b"content-disposition":
             return
@@ -58,12 +58,12 @@ class UploadForm:
             )
 
     def headers_finished(self) -> None:
-        """The part itself begins. Raises GatewayError (400) if it has no name."""
+        """The part's content begins. Raises GatewayError (400) if the part has no name."""
         if not self._name:
             raise bad_request("the form has a part without a name; accepted: form-data with names")
 
     def part_data(self, data: bytes, start: int, end: int) -> None:
-        """Some of a part. Raises GatewayError (400) for a field that is too long."""
+        """Content of a part. Raises GatewayError (400) for a field that is too long."""
         if self._name == FILE:
             self.bytes += self._file.write(data[start:end])
             return
@@ -72,21 +72,21 @@ class UploadForm:
             raise bad_request(f"{self._name} is longer than {_MOST_FIELD_BYTES} bytes", self._name)
 
     def part_end(self) -> None:
-        """A part is whole."""
+        """A part is complete."""
         if self._name != FILE:
             self.fields[self._name] = self._field.decode(errors="replace")
 
     def end(self) -> None:
-        """The form is whole."""
+        """The form is complete."""
         self.ended = True
 
 
 async def read_form(
     headers: Headers, pieces: AsyncIterator[bytes], path: Path, checked: Callable[[int], None]
 ) -> UploadForm:
-    """Read a form, its file to `path`, which is there afterwards unless an error is raised.
+    """Read a form, with its file written to `path`; an error leaves no file.
 
-    `checked` is told how many bytes more there are. Raises GatewayError (400) for what is no such form, OSError.
+    `checked` is called with the number of further bytes. Raises OSError, and GatewayError (400) for a malformed form.
     """
     try:
         with path.open("wb") as file:

@@ -1,1 +1,1 @@
-"""What people look at while the gateway serves."""
+"""Accounts, and everything that shows them to people."""

@@ -1,4 +1,4 @@
-"""One line of JSON for each request that ended."""
+"""The access log: one line of JSON for each request that ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DECIMALS = 3
 
 
 class AccessLogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A request: when it came (seconds since 1970), what it wanted, where it was served, how it ended and why."""
+    """A request: when it arrived (seconds since 1970), what it wanted, where it was served, how it ended and why."""
 
     at: float
     id: str
@@ -40,7 +40,7 @@ class AccessLogLine(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class AccessLog:
-    """Appends to a file, one write a line, so that a reader sees whole lines. A full disk costs lines, no requests."""
+    """Appends to a file, one write a line, so that readers see whole lines. A full disk loses lines, not requests."""
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError if the file cannot be written."""
@@ -50,7 +50,7 @@ class AccessLog:
             raise ConfigError(f"the access log cannot be written to {path}: {error}") from None
 
     def write(self, entry: Entry, path: str, status: int, now_s: float, reason: str, *, stream: bool) -> None:
-        """One request's line, as it ends at `now_s` of the entry's clock."""
+        """Write one request's line when it ends, at `now_s` of the entry's clock."""
         lasted_s = now_s - entry.arrival_s
         line = AccessLogLine(
             at=round(time.time() - lasted_s, _DECIMALS),
@@ -79,7 +79,7 @@ class AccessLog:
             _LOG.error("the access log: %s", error)
 
     def close(self) -> None:
-        """Nothing more is written."""
+        """Close the log."""
         self._file.close()
 
 

@@ -1,4 +1,4 @@
-"""What became of every request: where each waits, whether it was in time, which were refused and why."""
+"""Accounts for every request: where each waits, whether it was in time, which were refused and why."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _RECENT_TIMES = 512
 
 
 class Prefill(StrEnum):
-    """Where the prompt of a request is computed, if the gateway parts prefill and decode."""
+    """Where the prompt of a request was computed, if prefill and decode are separate."""
 
     APART = "apart"
     """At a prefill instance."""
     FAILED = "failed"
     """At the decode instance, since the prefill instance or the transfer of the KV failed."""
     NONE = "none"
-    """At the decode instance: the request has no such stage, or no prefill instance is ready and takes it."""
+    """At the decode instance: the request has no prefill stage, or no prefill instance is ready for it."""
 
 
 @dataclass(slots=True)
 class InstanceAccount:
-    """What an instance has: `waiting` of the `in_flight` have no token yet.
+    """An instance's requests: `waiting` of the `in_flight` have no token yet.
 
-    `recent_ttfts_s` are arrivals to first tokens; of a prefill instance, arrivals to the ends of prompts.
+    `recent_ttfts_s` are times from arrival to the first token; at a prefill instance, to the end of the prompt.
     `recent_tbts_s` are mean times between tokens, each of one finished answer.
     """
 
@@ -50,7 +50,7 @@ class InstanceAccount:
 
 
 def recent_rank(times_s: Collection[float], share: float) -> float | None:
-    """The least of recent times that this share of them do not exceed; None where there is none."""
+    """The smallest recent time that this share of them does not exceed; None if there is none."""
     return rank(times_s, share) if times_s else None
 
 
@@ -68,7 +68,9 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """Which request of a batch it is: its line, its own name, and when the batch's window closes (since 1970)."""
+    """The line of a batch that a request comes from: its number, its own id, and when the batch's window closes
+    (since 1970).
+    """
 
     batch: str
     line: int
@@ -80,11 +82,11 @@ class BatchLine:
 class Entry:
     """One request that was offered. Times are seconds of the caller's clock.
 
-    `tenant` is the name that the request or its API key gave; its class in `key` may be a broader one.
-    `instance` is where it is, empty while it waits in the admission queue; `places` are all it was sent to, in order.
-    `program` is that of which it is a turn, empty if none is known. `tokens` counts output tokens, or events where the
-    instance does not tell tokens. `prefill` is None where prefill and decode are not parted, `prefilled_s` when a
-    prefill instance had computed the prompt. `batch` is None for a request of a client's own.
+    `tenant` is the name that the request or its API key gave; its class in `key` may be a broader one. `instance` is
+    where it is, empty while it waits in the admission queue; `places` are all instances that it was sent to, in order.
+    `program` is the agent program to which it belongs, empty if unknown. `tokens` counts output tokens, or events if
+    the instance reports no tokens. `prefill` is None if prefill and decode are not separate; `prefilled_s` is when a
+    prefill instance had computed the prompt. `batch` is None unless the request belongs to a batch.
     """
 
     id: str
@@ -111,7 +113,7 @@ class Entry:
 
     @property
     def outcome_name(self) -> str:
-        """How it ended, for people: `live` before that, `rejected` where no instance would have served it."""
+        """The outcome as a word: `live` before the end, `rejected` if no instance would have served it."""
         return "rejected" if self.rejected else str(self.outcome or "live")
 
     @property
@@ -126,15 +128,15 @@ class Entry:
 
     @property
     def tbt_s(self) -> float | None:
-        """Mean time per token after the first; None with fewer than two, and for an answer that came in one piece."""
+        """Mean time per token after the first; None with fewer than two, and for an answer in one piece."""
         if self.first_s is None or self.last_s is None or self.tokens < 2 or self.last_s <= self.first_s:
             return None
         return (self.last_s - self.first_s) / (self.tokens - 1)
 
     def within_targets(self, end_s: float) -> bool:
-        """Whether an answer that is whole at `end_s` came within all targets.
+        """Whether an answer that is complete at `end_s` met all of its targets.
 
-        As `results.summarize` judges records; an answer that came in one piece has no time between tokens.
+        Judged as in `results.summarize`; an answer in one piece has no time between tokens.
         """
         ttft_s, tbt_s, slo = self.ttft_s, self.tbt_s, self.slo
         return (
@@ -150,11 +152,11 @@ KEPT_ENDED = 500
 
 
 class Accounts:
-    """The gateway's book: pure, told of times. Each offered request is ended exactly once.
+    """The gateway's accounts: pure, with times passed in. Each offered request ends exactly once.
 
-    `live` are those that have not ended, `recent` the last that have, `recent_of_batches` those of batches. `judged`
-    requests of clients' own had targets and have ended, and `missed` of them missed one. Everything is bounded: by the
-    live requests, MAX_CLASSES, the instances there ever were, KEPT_REFUSALS and KEPT_ENDED.
+    `live` are the requests that have not ended, `recent` the last that have, `recent_of_batches` those of batches.
+    `judged` interactive requests had targets and have ended, and `missed` of them missed one. Everything is bounded: by
+    the live requests, MAX_CLASSES, the instances there ever were, KEPT_REFUSALS and KEPT_ENDED.
     """
 
     def __init__(self) -> None:
@@ -176,14 +178,14 @@ class Accounts:
     def offer(
         self, request_id: str, slo: Slo, tenant: str, now_s: float, batch: BatchLine | None = None
     ) -> Entry:
-        """A request has come; it waits in the admission queue."""
+        """A request arrived; it waits in the admission queue."""
         key, account = self.classes.offered(slo_label(slo) if batch is None else BATCH, tenant)
         entry = Entry(request_id, slo, tenant, key, account, now_s, batch)
         self.live[entry] = None
         return entry
 
     def place(self, entry: Entry, instance: str) -> None:
-        """A request was sent to an instance: its first, or another one after the last."""
+        """A request was sent to an instance: its first, or a later one."""
         self._leave(entry)
         entry.instance = instance
         entry.places.append(instance)
@@ -192,7 +194,9 @@ class Accounts:
         there.waiting += entry.first_s is None
 
     def prefill_ended(self, entry: Entry, prefill: Prefill, now_s: float) -> None:
-        """Where its prompt was computed; told twice (APART, then FAILED) if its KV did not reach a decode instance."""
+        """Note where a prompt was computed; called twice (APART, then FAILED) if its KV did not reach a decode
+        instance.
+        """
         self.prefills[prefill] += 1
         entry.prefill = prefill
         entry.prefilled_s = now_s if prefill is Prefill.APART else None
@@ -200,25 +204,26 @@ class Accounts:
             self.at(entry.instance).recent_ttfts_s.append(now_s - entry.arrival_s)
 
     def hand_off(self, entry: Entry, target: str) -> None:
-        """An instance gave a request up unstarted; `target` gets it next, that instance again if no other takes it.
+        """An instance gave a request up unstarted; `target` gets it next, which is the same instance if no other takes
+        it.
 
-        `entry.moves` counts both, as they are limited together; `moves` counts those that went elsewhere.
+        `entry.moves` counts both cases, as they share a limit; `moves` counts real moves only.
         """
         entry.moves += 1
         if target != entry.instance:
             self.moves[entry.instance, target] += 1
 
     def retry(self, entry: Entry) -> None:
-        """An instance broke before any of an answer had come; the request is sent again, elsewhere if possible."""
+        """An instance broke before the answer began; the request is sent again, elsewhere if possible."""
         self.retried += 1
 
     def resume(self, entry: Entry) -> None:
-        """An instance broke in the middle of an answer, which goes on elsewhere."""
+        """An instance broke in the middle of an answer, which continues elsewhere."""
         entry.resumes += 1
         self.resumed += 1
 
     def first_token(self, entry: Entry, now_s: float) -> None:
-        """A request's first token has come: the request no longer waits. Later calls change nothing."""
+        """A request's first token arrived, so it no longer waits. Later calls change nothing."""
         if entry.first_s is None:
             entry.first_s = entry.last_s = now_s
             if entry.instance:
@@ -227,13 +232,15 @@ class Accounts:
                 there.recent_ttfts_s.append(now_s - entry.arrival_s)
 
     def progress(self, entry: Entry, tokens: int, now_s: float) -> None:
-        """So many more of its tokens went to the client."""
+        """More tokens of a request went to the client."""
         entry.tokens += tokens
         entry.last_s = now_s
         entry.account.output_tokens += tokens
 
     def end(self, entry: Entry, outcome: Outcome, now_s: float, *, rejected: bool = False) -> None:
-        """Enter a request's one end. `rejected`: nothing would have served it. Raises ValueError if it has ended."""
+        """Enter a request's only end. `rejected`: no instance would have served it. Raises ValueError if it has
+        ended.
+        """
         if entry.outcome is not None:
             raise ValueError(f"request {entry.id!r} has ended already ({entry.outcome}); accepted: one end")
         if outcome is Outcome.HANDED_OFF:
@@ -252,7 +259,7 @@ class Accounts:
             self.missed += not entry.met
 
     def refuse(self, note: Refusal) -> None:
-        """A request, offered or not even that, was answered with an error of the gateway's own."""
+        """The gateway answered a request, offered or not, with an error of its own."""
         self.refusals.append(note)
         self.refused[note.status, note.code] += 1
 
@@ -265,37 +272,37 @@ class Accounts:
 
     @property
     def own_totals(self) -> RequestCounts:
-        """Counts over all classes but those of batches. O(classes)."""
+        """Counts over all classes except those of batches. O(classes)."""
         return add_counts(account.totals for key, account in self.classes.items() if key.slo != BATCH)
 
     @property
     def output_tokens(self) -> int:
-        """Tokens that clients were sent so far. O(classes)."""
+        """Tokens sent to clients so far. O(classes)."""
         return sum(account.output_tokens for account in self.classes.values())
 
     @property
     def waiting_at_door(self) -> list[Entry]:
-        """Live requests that no instance has, oldest first. O(live)."""
+        """Live requests that are at no instance, oldest first. O(live)."""
         return [entry for entry in self.live if not entry.instance]
 
     def at(self, instance: str) -> InstanceAccount:
-        """The account of an instance; a fresh one for a new name."""
+        """The account of an instance; a new one for a new name."""
         found = self.instances.get(instance)
         if found is None:
             found = self.instances[instance] = InstanceAccount()
         return found
 
     def find(self, request_id: str, tenant: str = "") -> Entry | None:
-        """The newest request of that id, live or among the last that ended; clients may use one twice. O(live).
+        """The newest request with this id, live or among the last that ended; ids may repeat. O(live).
 
-        With a tenant, no request of another one.
+        With a tenant, only that tenant's requests.
         """
         newest_first = chain(reversed(self.live), self.newest_ended(tenant), reversed(self.recent_of_batches))
         found = (entry for entry in newest_first if entry.id == request_id)
         return next((entry for entry in found if tenant in ("", entry.tenant)), None)
 
     def newest_ended(self, tenant: str = "") -> Iterator[Entry]:
-        """The last requests that ended but those of batches, newest first; with a tenant, its own alone."""
+        """Yield the last requests that ended, except those of batches, newest first; with a tenant, only its own."""
         return (entry for entry in reversed(self.recent) if tenant in ("", entry.tenant))
 
     def slacks(self, now_s: float, limit: int | None = None) -> list[float | None]:
@@ -310,11 +317,11 @@ class Accounts:
         ]
 
     def in_time_so_far(self, now_s: float) -> int:
-        """Live requests that have missed no target that can be judged yet. O(live)."""
+        """Live requests that have missed none of the targets that can be judged yet. O(live)."""
         return sum(_still_in_time(entry, now_s) for entry in self.live)
 
     def check(self) -> None:
-        """Raises AssertionError unless every request is in exactly one place. O(live + instances)."""
+        """Raise AssertionError unless every request is in exactly one place. O(live + instances)."""
         totals = self.totals
         assert totals.offered == totals.ended + len(self.live), "offered = ended + live"
         for name, account in self.instances.items():

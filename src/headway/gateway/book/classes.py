@@ -1,4 +1,4 @@
-"""Classes of requests, by targets and tenant: what each counts, and how many are told apart."""
+"""Classes of requests, by targets and tenant, with their counts; the number of classes is bounded."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import NamedTuple
 from headway.core.slo import NO_TARGETS, Slo
 
 BOUNDS_S = (*(round(factor * 10.0**power, 6) for power in range(-3, 2) for factor in (1, 2, 5)), 100.0)
-"""1, 2, 5, 10 ms ... 50, 100 s; what is longer is in a bucket of its own."""
+"""1, 2, 5, 10 ms ... 50, 100 s; longer times have a bucket of their own."""
 
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts by bucket, each up to and with its bound, and the sum. O(log buckets) a value."""
+    """Counts by bucket, each up to and including its bound, and the sum. O(log buckets) a value."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     sum_s: float = 0.0
@@ -38,7 +38,7 @@ class Histogram:
 
 
 class ClassKey(NamedTuple):
-    """Requests with the same targets from one tenant."""
+    """Requests with equal targets from one tenant."""
 
     slo: str
     tenant: str
@@ -46,10 +46,10 @@ class ClassKey(NamedTuple):
 
 @dataclass(slots=True)
 class RequestCounts:
-    """Running counts; each offered request is in exactly one of the others once it has ended.
+    """Running counts; each ended request is in exactly one of the counts besides `offered`.
 
-    `met` are the finished ones within all of their targets; `rejected` those that no instance could have
-    served (bad requests).
+    `met` are the finished ones within all of their targets; `rejected` those that no instance could have served (bad
+    requests).
     """
 
     offered: int = 0
@@ -63,21 +63,21 @@ class RequestCounts:
 
     @property
     def ended(self) -> int:
-        """Requests that have come to their end."""
+        """Requests that have ended."""
         return self.finished + self.expired + self.shed + self.failed + self.cancelled + self.rejected
 
     @property
     def goodput(self) -> float | None:
-        """Share of the ended requests that met their targets, without the cancelled and the rejected."""
+        """Share of the ended requests that met their targets, without cancelled and rejected ones."""
         judged = self.finished + self.expired + self.shed + self.failed
         return self.met / judged if judged else None
 
 
 @dataclass(slots=True, eq=False)
 class ClassAccount:
-    """Counts and latencies of one class: tokens that clients were sent, latencies of requests that have finished.
+    """Counts and latencies of one class: tokens sent to clients, latencies of finished requests.
 
-    `folded` are those of `totals` that other classes had counted before they were added.
+    `folded` is the part of `totals` that other classes had counted before they were merged into this one.
     """
 
     totals: RequestCounts = field(default_factory=RequestCounts)
@@ -87,7 +87,7 @@ class ClassAccount:
     tbt: Histogram = field(default_factory=Histogram)
 
     def add(self, other: ClassAccount) -> None:
-        """Count what another class counted, too."""
+        """Add the counts of another class."""
         self.totals = add_counts((self.totals, other.totals))
         self.folded = add_counts((self.folded, other.totals))
         self.output_tokens += other.output_tokens
@@ -115,31 +115,32 @@ def add_counts(parts: Iterable[RequestCounts]) -> RequestCounts:
 
 
 MAX_CLASSES, MAX_CLASSES_OF_A_TENANT = 200, 20
-"""So many pairs of targets and tenant are told apart, in all and of a named tenant, which may send what is left of its
-time as a target. For a new one the idle class that was seen longest ago is counted among the others, of its tenant or
-of all."""
+"""Most pairs of targets and tenant, in all and of a named tenant, which may send its remaining time as a target. A
+new class evicts the idle class that was seen longest ago; its counts go to the class of others, of its tenant or of
+all.
+"""
 OTHER = "other"
 BATCH = "batch"
-"""Stands for the targets of requests of batches, which each have as much time as is left of the window."""
+"""Replaces the targets of requests of batches, each of which has the rest of the window as its deadline."""
 _ALL_OTHERS = ClassKey(OTHER, OTHER)
 
 
 class Classes(dict[ClassKey, ClassAccount]):
-    """The classes that are told apart, those seen last at the end. Bounded by MAX_CLASSES and busy classes."""
+    """The classes, those seen last at the end. Bounded by MAX_CLASSES and busy classes."""
 
     def __init__(self) -> None:
         super().__init__()
         self._of_tenant: dict[str, dict[ClassKey, None]] = {}
 
     def offered(self, label: str, tenant: str) -> tuple[ClassKey, ClassAccount]:
-        """The class of a request that has come, which is counted there, and its account."""
+        """Count a new request; return its class and account."""
         key = self._key(label, tenant)
         account = self._seen(key)
         account.totals.offered += 1
         return key, account
 
     def _key(self, label: str, tenant: str) -> ClassKey:
-        """Makes room for a new one; where all are busy, the class is a broader one."""
+        """Find or make room for a class; if all are busy, return a broader one."""
         key, others = ClassKey(label, tenant), ClassKey(OTHER, tenant)
         if key in self:
             return key
@@ -151,7 +152,7 @@ class Classes(dict[ClassKey, ClassAccount]):
         return key
 
     def _seen(self, key: ClassKey) -> ClassAccount:
-        """The account of a class, which is now the one that was seen last."""
+        """The account of a class, which now counts as seen last."""
         account = self.pop(key, None) or ClassAccount()
         self[key] = account
         theirs = self._of_tenant.setdefault(key.tenant, {})
@@ -160,7 +161,7 @@ class Classes(dict[ClassKey, ClassAccount]):
         return account
 
     def _fold(self, keys: Iterable[ClassKey], into: ClassKey) -> bool:
-        """Count the class that was seen longest ago, and has no live request, among others; False without one."""
+        """Merge the class that was seen longest ago, and has no live request, into another; False if there is none."""
         for key in keys:
             account = self[key]
             if key in (into, _ALL_OTHERS) or account.totals.offered > account.totals.ended:

@@ -1,4 +1,4 @@
-"""The page people look at: `/dashboard`, and the state it is drawn from."""
+"""The dashboard: the page `/dashboard`, and the state from which it is drawn."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ Growth = tuple[int, ...]
 
 
 class GrowthWindow(Generic[Key]):
-    """Samples of running totals by key, none older than `keep_s` but the one that the oldest window starts from.
+    """Samples of running totals by key, none older than `keep_s` except the one at which the oldest window starts.
 
-    A key may join at any time: it was at zero before. Totals only grow, and all have `width` numbers. However often
-    samples come, those that are kept lie `spacing_s` apart, but for the newest; keys whose totals stand still share
-    one tuple between them. O(keys) a sample.
+    A key may join at any time; before, it counts as zero. Totals only grow, and all have `width` numbers. However
+    frequent the samples, those kept are `spacing_s` apart, except for the newest; keys with unchanged totals share one
+    tuple. O(keys) a sample.
     """
 
     def __init__(self, width: int, keep_s: float, spacing_s: float = 0.5) -> None:
@@ -63,7 +63,7 @@ class GrowthWindow(Generic[Key]):
         self._edges: dict[tuple[float, int], list[dict[Key, Growth]]] = {}
 
     def add(self, now_s: float, totals: Mapping[Key, Growth]) -> None:
-        """Take the totals as they are now. Times do not fall."""
+        """Add the current totals. Times do not fall."""
         self._edges.clear()
         last = self._samples[-1] if self._samples else {}
         sample = {key: last[key] if last.get(key) == value else value for key, value in totals.items()}
@@ -77,17 +77,17 @@ class GrowthWindow(Generic[Key]):
             self._samples.popleft()
 
     def span_s(self, window_s: float) -> float:
-        """How much of the last `window_s` there are samples of: less at first, 0 before the second sample."""
+        """How much of the last `window_s` has samples: less at first, 0 before the second sample."""
         if not self._times_s:
             return 0.0
         return min(window_s, self._times_s[-1] - self._times_s[0])
 
     def growth(self, key: Key, window_s: float) -> Growth:
-        """By how much a key's totals grew in the last `window_s`, or in the time there is."""
+        """The growth of a key's totals in the last `window_s`, or in the sampled part of it."""
         return self.series(key, window_s, 1)[0]
 
     def series(self, key: Key, step_s: float, steps: int) -> list[Growth]:
-        """The growth in each of the last `steps` times `step_s`, oldest first; zeros where there was no sample."""
+        """The growth in each of the last `steps` times `step_s`, oldest first; zeros without samples."""
         found = [sample.get(key, self._zero) for sample in self._at_edges(step_s, steps)]
         return [
             self._zero
@@ -99,7 +99,7 @@ class GrowthWindow(Generic[Key]):
     def _at_edges(self, step_s: float, steps: int) -> list[dict[Key, Growth]]:
         """The newest sample at or before each edge between the steps; before the first sample, the first.
 
-        The same for every key, so it is looked up once after each sample.
+        All keys share the edges, so they are looked up once after each sample.
         """
         if not self._times_s:
             return [{}] * (steps + 1)
@@ -116,14 +116,14 @@ FIVE_MINUTES_S = 300.0
 SAMPLE_EVERY_S = 1.0
 FRESH_S = 0.5
 MOST_CLASSES = 40
-"""Rows of targets and tenants on the page, those with most requests first."""
+"""Rows of targets and tenants on the page, those with the most requests first."""
 MOST_RECENT = 20
-"""Ended requests on the page, the newest first."""
+"""Ended requests on the page, newest first."""
 
 _DECIMALS = 3
 _COUNTS = RequestCounts.__slots__
 _ALL = ClassAccount()
-"""Stands for all classes together among those that are sampled."""
+"""Represents all classes together among the sampled accounts."""
 _BAND_FLOORS = (0.0, 0.25, 0.5, 0.75)
 
 _PAGES = (
@@ -145,11 +145,11 @@ _HEADERS = {
 
 
 class Dashboard:
-    """The state of the gateway for people: the accounts, what they grew by lately, and the fleet.
+    """The gateway's state for people: the accounts, their recent growth, and the fleet.
 
-    `run` samples the accounts every second; `state` takes a sample too, so it is never older than the question.
-    `max_queue` is how many requests may be without their first token, `shadows` what shadows say, `batches` how batches
-    are, `clock` the accounts' and the fleet's, `wall_clock` seconds since 1970. O(n) a sample and a state, n live
+    `run` samples the accounts every second; `state` takes a sample too, so it is always current. `max_queue` is how
+    many requests may be without their first token, `shadows` and `batches` provide the reports of shadows and batches,
+    `clock` is that of accounts and fleet, `wall_clock` gives seconds since 1970. O(n) a sample and a state, n live
     requests and classes.
     """
 
@@ -182,7 +182,7 @@ class Dashboard:
         self.sample()
 
     def state_json(self) -> bytes:
-        """The state, made anew at most every half second, however many look."""
+        """The state as JSON, made anew at most every half second for all viewers."""
         now_s = self._clock()
         if now_s >= self._stale_from_s:
             self._json, self._stale_from_s = msgspec.json.encode(self.state()), now_s + FRESH_S
@@ -195,7 +195,7 @@ class Dashboard:
             self.sample()
 
     def sample(self) -> None:
-        """Note the totals as they are now."""
+        """Add a sample of the current totals."""
         now_s, accounts = self._clock(), self._accounts
         totals = {account: _counted_here(account) for account in accounts.classes.values()}
         self._classes.add(now_s, {**totals, _ALL: _counts(accounts.own_totals)})
@@ -206,8 +206,8 @@ class Dashboard:
         """Everything the page shows, now."""
         self.sample()
         classes = self._busiest_classes()
-        # From the accounts' clock to the time of day. Two clocks are never read at the same instant, and the page knows
-        # rows by their times, which have to stay as they are: so it is rounded.
+        # Offset from the accounts' clock to the time of day. It is rounded because two clocks are never read at the
+        # same instant, and the page identifies rows by their times, which must not change.
         offset_s = round(self._wall_clock() - self._clock(), _DECIMALS)
         return DashboardState(
             version=metadata.version("headway"),
@@ -233,7 +233,7 @@ class Dashboard:
         )
 
     def _busiest_classes(self) -> list[ClassKey]:
-        """The classes with most requests lately, in the order of targets and tenant."""
+        """The classes with the most recent requests, in the order of targets and tenant."""
         keys = self._accounts.classes
         came = {key: self._classes.growth(account, FIVE_MINUTES_S)[0] for key, account in keys.items()}
         return sorted(sorted(keys, key=lambda key: -came[key])[:MOST_CLASSES])
@@ -299,7 +299,7 @@ class Dashboard:
 
 
 def slack_bands(slacks: Iterable[float | None]) -> list[SlackBand]:
-    """How many fall into each of SLACK_BANDS; one on a border is in the band above it."""
+    """How many values fall into each of SLACK_BANDS; a value on a border belongs to the band above."""
     counts = [0] * len(SLACK_BANDS)
     for slack in slacks:
         counts[-1 if slack is None else bisect_right(_BAND_FLOORS, slack)] += 1
@@ -307,7 +307,7 @@ def slack_bands(slacks: Iterable[float | None]) -> list[SlackBand]:
 
 
 def dashboard_routes(dashboard: Dashboard) -> list[Route]:
-    """The page, its style and script, and its state: everything it needs is served here, so it works offline."""
+    """The page, its style and script, and its state. Everything is served here, so the page works offline."""
 
     async def state(_request: Request) -> Response:
         return json_page(msgspec.Raw(dashboard.state_json()))
@@ -328,7 +328,7 @@ def _counts(totals: RequestCounts) -> tuple[int, ...]:
 
 
 def _counted_here(account: ClassAccount) -> tuple[int, ...]:
-    """What a class counted itself: classes that are added to it did not grow by that."""
+    """The counts of a class itself; classes merged into it are no growth."""
     both = zip(_counts(account.totals), _counts(account.folded), strict=True)
     return tuple(total - folded for total, folded in both)
 
@@ -338,7 +338,7 @@ def _span(growth: tuple[int, ...]) -> Span:
 
 
 def _instance(member: Member, accounts: Accounts, now_s: float, kv: KvFigures, ticket: bool) -> InstanceState:
-    """A member, and what the accounts say of it; they know nothing of one that was sent nothing yet."""
+    """A member with its account; an instance that was sent nothing yet has none."""
     account = accounts.instances.get(member.name) or InstanceAccount()
     return InstanceState(
         name=member.name,

@@ -1,4 +1,4 @@
-"""What `/dashboard/state` says, as types: the page reads it, and the API description is made of it."""
+"""Types of `/dashboard/state`: the page reads it, and the API description is generated from them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SPARK_STEPS = 60
 
 
 class InstanceState(msgspec.Struct, kw_only=True):
-    """One instance: `condition` for `for_s` seconds and why; `waiting` are those of its requests without a token.
+    """One instance: `condition` for `for_s` seconds and why; `waiting` are its requests without a token.
 
-    Times of tokens are the gateway's, None before the first. `kv_used` and `cache_found` are the engine's own shares
-    (`fleet.kv_figures.KvFigures`). `ticket` is whether it may be given the next new request although it is kept free
+    Times of tokens are measured at the gateway, None before the first. `kv_used` and `cache_found` are the engine's own
+    shares (`fleet.kv_figures.KvFigures`). `ticket`: whether it may get the next new request although it is kept free
     for urgent ones.
     """
 
@@ -42,7 +42,9 @@ class InstanceState(msgspec.Struct, kw_only=True):
 
 
 class Span(msgspec.Struct, kw_only=True):
-    """Requests that came or ended within a time: `accounts.RequestCounts`. `goodput` is None where none was judged."""
+    """Requests that arrived or ended within a time span: `accounts.RequestCounts`. `goodput` is None if none was
+    judged.
+    """
 
     offered: int
     finished: int
@@ -56,7 +58,7 @@ class Span(msgspec.Struct, kw_only=True):
 
 
 class ClassState(msgspec.Struct, kw_only=True):
-    """Requests with the same targets from one tenant; `spark` is goodput in steps of 5 s over five minutes."""
+    """Requests with equal targets from one tenant; `spark` is goodput in steps of 5 s over five minutes."""
 
     slo: str
     tenant: str
@@ -66,14 +68,14 @@ class ClassState(msgspec.Struct, kw_only=True):
 
 
 class SlackBand(msgspec.Struct):
-    """How many waiting requests have this much left of the time their first token may take."""
+    """How many waiting requests have this much left of their time to the first token."""
 
     name: str
     waiting: int
 
 
 class DoorState(msgspec.Struct, kw_only=True):
-    """Requests that wait in the gateway because no instance may take them yet, and how long the first has."""
+    """Requests that wait in the gateway because no instance may take them yet, and how long the first has waited."""
 
     waiting: int
     oldest_s: float | None
@@ -89,7 +91,7 @@ class HandOff(msgspec.Struct, kw_only=True):
 
 
 class RecentRequest(msgspec.Struct, kw_only=True):
-    """A request that ended: when it came (seconds since 1970), where it was, how it ended and how long that took."""
+    """A request that ended: when it arrived (seconds since 1970), where it was, how it ended and how long that took."""
 
     id: str
     at_s: float
@@ -103,10 +105,10 @@ class RecentRequest(msgspec.Struct, kw_only=True):
 
 
 class BatchState(msgspec.Struct, kw_only=True):
-    """A batch: how many of its requests were answered, and when they all will be at the rate of late.
+    """A batch: how many of its requests were answered, and when all will be at the recent rate.
 
-    `left_s` is until its window closes, `expected_s` until its last answer (None: not known), `unfinished` how many
-    requests will have no answer by then.
+    `left_s` is the time until its window closes, `expected_s` until its last answer (None: unknown), `unfinished` how
+    many requests will have no answer by then.
     """
 
     id: str
@@ -122,7 +124,7 @@ class BatchState(msgspec.Struct, kw_only=True):
 
 
 class RecentLoad(msgspec.Struct, kw_only=True):
-    """Rates over the last minute, or the time there is, and in steps of 5 s over five minutes."""
+    """Rates over the last minute, or the time since the start, and in steps of 5 s over five minutes."""
 
     requests_per_s: float
     output_tokens_per_s: float
@@ -131,12 +133,12 @@ class RecentLoad(msgspec.Struct, kw_only=True):
 
 
 class DashboardState(msgspec.Struct, kw_only=True):
-    """Everything the page shows. `at_s` is the gateway's wall clock, `up_s` how long it has run.
+    """Everything the page shows. `at_s` is the gateway's wall clock, `up_s` its running time.
 
-    `max_queue` is how many requests may be without their first token, `in_time_so_far` are requests in flight that
-    have missed no target yet, `resumed` streams that went on elsewhere when their instance was lost, `prefills` where
-    prompts were computed since the start if prefill and decode are parted (`accounts.Prefill`), `shadow` the last
-    report of what another policy would have come to, `batches` those that have not ended and the last that have.
+    `max_queue` is how many requests may be without their first token. `in_time_so_far` are requests in flight that have
+    missed no target yet. `resumed` streams continued elsewhere when their instance was lost. `prefills` counts where
+    prompts were computed, if prefill and decode are separate (`accounts.Prefill`). `shadow` is the last report on other
+    policies. `batches` are the unfinished ones and the last that ended.
     """
 
     version: str

@@ -1,4 +1,4 @@
-"""Why one request took as long as it did: what the gateway saw of it, and what its instances say."""
+"""Explains why one request took as long as it did, from the gateway's accounts and its instances' reports."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _DECIMALS = 6
 
 
 class Seen(msgspec.Struct, kw_only=True):
-    """What the gateway saw of a request. Times are seconds since it came, `at` is when that was, since 1970.
+    """What the gateway saw of a request. Times are seconds since it arrived; `at` is the arrival, since 1970.
 
-    `prefill` is where its prompt was computed (`Prefill`), None where prefill and decode are not parted; `prefill_s`
-    is when a prefill instance had computed it. `program` is that of which it is a turn, empty if none is known.
-    `batch` is None for a request of a client's own.
+    `prefill` is where its prompt was computed (`Prefill`), None if prefill and decode are not separate; `prefill_s` is
+    when a prefill instance had computed it. `program` is the agent program to which it belongs, empty if unknown.
+    `batch` is None unless the request belongs to a batch.
     """
 
     id: str
@@ -60,14 +60,14 @@ class Seen(msgspec.Struct, kw_only=True):
 
 
 class Unanswered(msgspec.Struct):
-    """An instance that could not tell of a request, and why."""
+    """An instance that could not explain a request, and why."""
 
     instance: str
     why: str
 
 
 class Explained(msgspec.Struct):
-    """A request at the gateway (None: it does not know it any more), and what instances say, each in its own words."""
+    """A request at the gateway (None: forgotten), and the reports of instances, each in its own words."""
 
     gateway: Seen | None
     requests: list[dict[str, Any]]
@@ -80,7 +80,7 @@ class _InstanceExplains(msgspec.Struct):
 
 @dataclass(slots=True)
 class Explaining:
-    """Answers questions about requests. Instances are asked only then; those that are not Headway's cannot say."""
+    """Answers questions about requests. Asks instances only then; those without Headway cannot answer."""
 
     accounts: Accounts
     fleet: Fleet
@@ -88,9 +88,9 @@ class Explaining:
     wall_clock: Callable[[], float] = time.time
 
     async def explain(self, request_id: str, tenant: str = "") -> Explained | None:
-        """All that is known of a request, by its own id or its answer's; None for an unknown request.
+        """Everything known of a request, by its own id or its answer's; None for an unknown request.
 
-        A tenant is told of its own requests, and of those what the gateway saw: an instance's words name others.
+        A tenant sees only its own requests, and only the gateway's view: an instance's report names other requests.
         """
         ids = (request_id, _ANSWER_ID.sub("", request_id), f"{RESPONSES.id_prefix}{request_id}")
         entry = next(filter(None, (self.accounts.find(each, tenant) for each in ids)), None)
@@ -134,11 +134,11 @@ class Explaining:
         )
 
     def last(self, tenant: str = "") -> list[Seen]:
-        """The last requests that ended, newest first; a tenant is told of its own."""
+        """The last requests that ended, newest first; a tenant sees its own."""
         return [self.seen(entry) for entry in islice(self.accounts.newest_ended(tenant), MOST_LISTED)]
 
     async def _ask(self, name: str, request_id: str) -> list[dict[str, Any]] | Unanswered:
-        """What an instance says of a request, or why it says nothing."""
+        """An instance's report on a request, or why there is none."""
         try:
             member = self.fleet.member(name)
         except KeyError:

@@ -1,4 +1,4 @@
-"""The gateway's figures for Prometheus, made of the accounts when they are asked for."""
+"""The gateway's Prometheus metrics, computed from the accounts at each scrape."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PREFIX = "headway_gateway_"
 
 _CLASS = ("slo", "tenant")
 _INSTANCE = ("name", "pool")
-"""`instance` is Prometheus's own label, for what it scrapes."""
+"""`instance` is avoided, since Prometheus uses that label for what it scrapes."""
 _ENDS = ("finished", "expired", "shed", "failed", "cancelled", "rejected")
 
 
 class GatewayMetrics(Collector):
-    """Reads accounts and fleet at each scrape; the serving path has nothing to do for it.
+    """Reads accounts and fleet at each scrape, so the serving path has no extra work.
 
-    `waiting` counts the sequences without a first token; `batches` tells of the central queue, if there is one. Labels
-    are bounded: classes by the accounts, instances by the fleet. O(live + classes) a scrape.
+    `waiting` counts the sequences without a first token; `batches` reports on the central queue, if there is one.
+    Labels are bounded: classes by the accounts, instances by the fleet. O(live + classes) a scrape.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GatewayMetrics(Collector):
         self._clock = clock
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, each with all of its samples."""
+        """Yield every metric family with all of its samples."""
         yield from self._requests()
         yield from self._latencies()
         yield from self._moves()
@@ -168,7 +168,7 @@ class GatewayMetrics(Collector):
 
 
 def build_registry(*collectors: Collector) -> CollectorRegistry:
-    """A registry of these figures and of the gateway's process."""
+    """A registry of these metrics and of the gateway's process."""
     registry = CollectorRegistry()
     for collector in collectors:
         registry.register(collector)
@@ -179,15 +179,15 @@ def build_registry(*collectors: Collector) -> CollectorRegistry:
 
 
 def counter(name: str, about: str, labels: Sequence[str]) -> CounterMetricFamily:
-    """A family of counters of the gateway's."""
+    """A family of the gateway's counters."""
     return CounterMetricFamily(f"{PREFIX}{name}", about, labels=labels)
 
 
 def gauge(name: str, about: str, labels: Sequence[str]) -> GaugeMetricFamily:
-    """A family of gauges of the gateway's."""
+    """A family of the gateway's gauges."""
     return GaugeMetricFamily(f"{PREFIX}{name}", about, labels=labels)
 
 
 def single(name: str, about: str, value: float) -> GaugeMetricFamily:
-    """A gauge of the gateway's without labels."""
+    """A gauge of the gateway without labels."""
     return GaugeMetricFamily(f"{PREFIX}{name}", about, value=value)

@@ -1,4 +1,4 @@
-"""How many instances there should be: for Prometheus, and for KEDA's `metrics-api` scaler at `GET /v1/scale`."""
+"""Shows the recommended number of instances to Prometheus, and to KEDA's `metrics-api` scaler at `GET /v1/scale`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _ACCEPTED = (
 
 
 class ScaleReply(msgspec.Struct, kw_only=True):
-    """What `GET /v1/scale` answers; KEDA reads `recommended` (`valueLocation: recommended`, `targetValue: "1"`).
+    """The answer to `GET /v1/scale`; KEDA reads `recommended` (`valueLocation: recommended`, `targetValue: "1"`).
 
-    Between `low` and `high` instances would do, for less and for more growth than the factor reckoned with. `replays`
-    are by number of instances what the last minutes would have come to, at that growth. `doubt` says why replays
-    cannot be trusted.
+    Between `low` and `high` instances would do, for less and for more growth than assumed. `replays` has, by number of
+    instances, the result of the last minutes with that growth. `doubt` says why replays cannot be trusted.
     """
 
     recommended: int
@@ -44,13 +43,13 @@ class ScaleReply(msgspec.Struct, kw_only=True):
 
 
 class ScaleBoard(Collector):
-    """Shows what `scaling` recommends; None where nothing does."""
+    """Shows the recommendation of `scaling`; None if there is none."""
 
     def __init__(self, scaling: FleetScaling | None) -> None:
         self.scaling = scaling
 
     def reply(self) -> ScaleReply:
-        """The recommendation now. Raises GatewayError (404) where nothing recommends."""
+        """The current recommendation. Raises GatewayError (404) if nothing recommends."""
         scaling = self.scaling
         if scaling is None:
             raise GatewayError(404, "no_scale", _ACCEPTED)
@@ -77,7 +76,9 @@ class ScaleBoard(Collector):
         yield GaugeMetricFamily(_NAME, "Instances that there should be", value=found.instances)
         yield GaugeMetricFamily(f"{_NAME}_low", "That would do if demand grew less", value=found.low)
         yield GaugeMetricFamily(f"{_NAME}_high", "That would be needed if demand grew more", value=found.high)
-        family = GaugeMetricFamily(f"{_NAME}_reason", "1 for why there should be so many", labels=("reason",))
+        family = GaugeMetricFamily(
+            f"{_NAME}_reason", "1 for the reason of the recommended number", labels=("reason",)
+        )
         for reason in ScalingReason:
             family.add_metric((reason,), found.reason is reason)
         yield family

@@ -1,4 +1,4 @@
-"""What shadows said last, for the dashboard, Prometheus and `GET /shadow`."""
+"""Shows the last report of shadows on the dashboard, in Prometheus and at `GET /shadow`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from headway.routing.scaling import Advice
 
 PATH = "/shadow"
 ENGINE_PATH = "/v1/shadow"
-"""Where an instance tells a shadow what it has not told yet: each instance has counts of its own, so that nothing
-sensible could be passed on.
+"""Path at which an instance reports to a shadow. Each instance has counts of its own, so the gateway cannot forward
+it.
 """
 _ASK_AN_INSTANCE = (
     "a gateway has several queues to shadow; accepted: the URL of an instance, or `headway serve --shadow`"
@@ -39,7 +39,7 @@ _FIGURES = {
 
 
 class ShadowFigures(msgspec.Struct, kw_only=True):
-    """What one policy came to over the judged requests; None where nothing could be measured.
+    """The result of one policy over the judged requests; None if nothing could be measured.
 
     `mean_jct_s` is over those that finished under every policy.
     """
@@ -52,14 +52,14 @@ class ShadowFigures(msgspec.Struct, kw_only=True):
 
 
 class ShadowState(msgspec.Struct, kw_only=True):
-    """The last report: made at `at` (seconds since 1970), of the `requests` of `window_s` that were judged.
+    """The last report: made at `at` (seconds since 1970), on the `requests` of `window_s` that were judged.
 
-    `figures` are by policy: `live` what really came, and the simulated ones, the live policy's own first. `assumed`
-    requests did not finish live, `missed` ones ended between two questions and were not told of. `step_error` is by how
-    much simulated steps are off (median); `failed` says which policy has no figures and why. `known_s` is how far back
-    all requests are known where that is too little for the window asked for: `window_s` is then the later half of them.
-    `cannot_judge` says how the live policy simulated is too far from `live`; `figures` has no other policy then.
-    `advice` is how many instances would do, where that was asked for.
+    `figures` are by policy: `live` is what happened, then the simulated ones, beginning with the live policy's own.
+    `assumed` requests did not finish live; `missed` ones ended between two polls and were not reported. `step_error` is
+    the median error of simulated steps; `failed` says which policy has no figures and why. `known_s` says how far back
+    all requests are known, if that is too little for the requested window: `window_s` is then the later half of it.
+    `cannot_judge` says how the simulated live policy differs too much from `live`; `figures` then has no other policy.
+    `advice` is the number of instances that would do, if requested.
     """
 
     at: float
@@ -76,27 +76,27 @@ class ShadowState(msgspec.Struct, kw_only=True):
 
 
 class ShadowReply(msgspec.Struct):
-    """What `GET /shadow` answers; nothing as long as there is no report."""
+    """The answer to `GET /shadow`; empty before the first report."""
 
     report: ShadowState | None
 
 
 class ShadowBoard(Collector):
-    """Holds the last report of `headway shadow`; the serving path has nothing to do with it."""
+    """Holds the last report of `headway shadow`, away from the serving path."""
 
     def __init__(self, wall_clock: Callable[[], float] = time.time) -> None:
         self.report: ShadowState | None = None
         self._wall_clock = wall_clock
 
     def take(self, line: bytes) -> None:
-        """A report, as the command prints it. Raises UpstreamError for a line that is none."""
+        """Take a report as the command prints it. Raises UpstreamError if the line is not one."""
         try:
             self.report = msgspec.json.decode(line, type=ShadowState)
         except NOT_AS_EXPECTED as error:
             raise UpstreamError(f"the report of a shadow is not understood: {error}") from None
 
     def collect(self) -> Iterator[Metric]:
-        """The figures of the last report, by policy, and how old it is."""
+        """The figures of the last report by policy, and its age."""
         report = self.report
         if report is None:
             return
@@ -121,7 +121,7 @@ class ShadowBoard(Collector):
 
 
 def shadow_routes(board: ShadowBoard) -> list[Route]:
-    """`GET /shadow`: the last report; a shadow of a gateway is sent to its instances."""
+    """`GET /shadow`: the last report. A shadow that polls the gateway is sent to its instances."""
 
     async def last(_request: Request) -> Response:
         return json_page(ShadowReply(board.report))

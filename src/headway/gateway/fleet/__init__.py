@@ -1,1 +1,1 @@
-"""The servers behind the gateway: launched or joined, watched, lost and found again."""
+"""The servers behind the gateway: launched or joined, watched, lost and recovered."""

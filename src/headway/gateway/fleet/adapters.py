@@ -1,4 +1,4 @@
-"""Adapters that were loaded through the gateway, for instances that are launched anew."""
+"""LoRA adapters loaded through the gateway, so that relaunched instances can load them again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.errors import HeadwayError
 from headway.http_client import NO_ANSWER, NOT_AS_EXPECTED, named, root_of
 
 ADAPTERS = "/adapters"
-"""Adapters as SageMaker has them: POST, and DELETE of a name under it."""
+"""SageMaker's path for adapters: POST, and DELETE of a name below it."""
 _LOAD, _UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 _LOAD_TIMEOUT_S = 60.0
 _LOG = logging.getLogger(__name__)
@@ -28,17 +28,17 @@ Asked = tuple[str, bytes]
 
 
 class KeptAdapters(Protocol):
-    """Where adapters are kept for the gateways that share instances, or come after this one."""
+    """Stores adapters for the gateways that share instances, or that come later."""
 
     def adapters(self) -> dict[str, Asked]:
-        """Adapters that are loaded, by name."""
+        """The loaded adapters, by name."""
 
     def keep_adapter(self, name: str, asked: Asked | None) -> None:
-        """An adapter was loaded, or (None) unloaded. Raises OSError or HeadwayError if that cannot be kept."""
+        """An adapter was loaded, or (None) unloaded. Raises OSError or HeadwayError if that cannot be stored."""
 
 
 class AdaptersHere:
-    """Adapters that are known as long as the gateway is there."""
+    """Adapters remembered only by this gateway."""
 
     def __init__(self) -> None:
         self._loaded: dict[str, Asked] = {}
@@ -56,13 +56,13 @@ class AdaptersHere:
 
 
 class Adapters:
-    """What instances were asked to load and not to unload again."""
+    """The adapters that instances were asked to load, and not to unload again."""
 
     def __init__(self, kept: KeptAdapters | None = None) -> None:
         self._kept = kept or AdaptersHere()
 
     def note(self, method: str, path: str, body: bytes) -> None:
-        """An instance did what this request asks. One about anything else changes nothing."""
+        """An instance carried out this request. Requests about anything else change nothing."""
         if method == "DELETE" and path.startswith(f"{ADAPTERS}/"):
             self._keep(path.removeprefix(f"{ADAPTERS}/"), None)
         if method != "POST" or path not in (_LOAD, _UNLOAD, ADAPTERS):
@@ -74,14 +74,14 @@ class Adapters:
         self._keep(said.lora_name or said.name, None if path == _UNLOAD else (path, body))
 
     def _keep(self, name: str, asked: Asked | None) -> None:
-        """The instances have done it: what cannot be kept is named in the log."""
+        """Store what the instances did; failures are logged with the name."""
         try:
             self._kept.keep_adapter(name, asked)
         except (OSError, HeadwayError) as error:
             _LOG.warning("what became of the adapter %r is not kept for other gateways: %s", name, error)
 
     async def load(self, session: aiohttp.ClientSession, instance: str, url: str) -> None:
-        """Have an instance load them all; what it does not load is named in the log."""
+        """Let an instance load all adapters; failures are logged with the name."""
         limit = aiohttp.ClientTimeout(total=_LOAD_TIMEOUT_S)
         headers = {"content-type": "application/json"}
         for name, (path, body) in list(self._kept.adapters().items()):
@@ -89,7 +89,9 @@ class Adapters:
             try:
                 async with session.post(address, data=body, headers=headers, timeout=limit) as response:
                     told = await response.text()
-                    done = response.ok or "already" in told  # one that was lost and is back has it still
+                    done = (
+                        response.ok or "already" in told
+                    )  # an instance that was lost and is back still has it
             except NO_ANSWER as error:
                 done, told = False, named(error)
             if not done:

@@ -1,4 +1,4 @@
-"""The instances behind the gateway: which there are, which can serve, and what is told when one is lost."""
+"""The instances behind the gateway: which exist, which can serve, and what happens when one is lost."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _DEFAULTS = FleetOptions()
 class Fleet:
     """Instances by name, in a fixed order.
 
-    `run` launches and watches them until it is cancelled; `close`, before that, ends what was launched. All of it
-    happens on one event loop and in its thread, where launching must stay: Linux ends a server whose parent ended when
-    the thread that started it does. `adapters` are loaded again by what is launched anew.
+    `run` launches and watches them until it is cancelled; `close`, called before that, ends what was launched.
+    Everything runs on one event loop, and launches must stay in its thread: Linux ends a server when the thread that
+    started it ends. Relaunched instances load `adapters` again.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Fleet:
         clock: Callable[[], float] = time.monotonic,
         kept_adapters: KeptAdapters | None = None,
     ) -> None:
-        """Raises ConfigError for two instances of one name, or one that is neither launched nor joined by a URL."""
+        """Raises ConfigError for a repeated name, or an instance that is neither launched nor joined by a URL."""
         self.options = options
         self.session = session
         self._clock = clock
@@ -57,11 +57,11 @@ class Fleet:
         return tuple(supervisor.member for supervisor in self._supervisors.values())
 
     def names(self, model: str = "", tokens: int = 0) -> tuple[str, ...]:
-        """The instances that may be sent requests, in the order of `members`. Cost: O(n), n instances.
+        """The instances that may get requests, in the order of `members`. O(n), n instances.
 
-        Those that are READY; if none is, those that were and did not answer in time: where all are that busy, a slow
-        answer is better than none. With a `model`, those of them that serve it, with room for so many `tokens` if one
-        has. A model that no instance ever named may be asked for anywhere: some load one when it is asked for.
+        These are the READY ones; if there is none, those that only failed to answer in time: if all are that busy, a
+        slow answer is better than none. With a `model`, only those that serve it, with room for `tokens` if there are
+        any. A model that no instance has named may be requested anywhere, since some load models on request.
         """
         asked = list(self._supervisors.items())
         if model and any(model in supervisor.member.last_facts.limits for _, supervisor in asked):
@@ -71,17 +71,17 @@ class Fleet:
         return _that_serve(asked)
 
     def has(self, name: str) -> bool:
-        """Whether there is an instance of that name, with what it held, or coming back."""
+        """Whether there is an instance of that name that still has its state, or will be back."""
         supervisor = self._supervisors.get(name)
         return supervisor is not None and supervisor.member.condition is not Condition.PARKED
 
     def member(self, name: str) -> Member:
-        """The instance of that name; KeyError if there is none (any more)."""
+        """The instance of that name. Raises KeyError if there is none (any more)."""
         return self._supervisors[name].member
 
     @property
     def facts(self) -> Facts:
-        """What the first READY instance says of itself; while there is none, what was said last."""
+        """What the first READY instance says about itself; without one, what was said last."""
         for supervisor in self._supervisors.values():
             if supervisor.member.condition is Condition.READY:
                 self._facts = supervisor.member.facts
@@ -90,28 +90,28 @@ class Fleet:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether instances serve different models, as far as they have said. O(n)."""
+        """Whether instances serve different models, as far as known. O(n)."""
         known = {frozenset(member.last_facts.limits) for member in self.members} - {frozenset()}
         return len(known) > 1
 
     @property
     def models(self) -> bytes:
-        """The answer to `/v1/models` for all READY instances; while there is none, what was said last."""
+        """The answer to `/v1/models` for all READY instances; without any, the last answer."""
         ready = [member.facts for member in self.members if member.condition is Condition.READY]
         return merged_models(ready or [self.facts])
 
     def suspect(self, name: str) -> None:
-        """A request saw its connection break: look at the instance now."""
+        """A request's connection broke: check the instance now."""
         if name in self._supervisors:
             self._supervisors[name].suspect()
 
     def garbage(self, name: str) -> None:
-        """An answer was none, to a request that another instance served: see `FleetOptions.garbage_in_a_row`."""
+        """An answer was garbage, and another instance served the request: see `FleetOptions.garbage_in_a_row`."""
         if name in self._supervisors:
             self._supervisors[name].garbage()
 
     def learn_again(self, name: str) -> None:
-        """An instance was changed: ask it anew what it says of itself, such as its models."""
+        """An instance was changed: ask again what it says about itself, such as its models."""
         if name in self._supervisors:
             self._supervisors[name].learn_again()
 
@@ -122,19 +122,19 @@ class Fleet:
                 group.create_task(supervisor.run(session))
 
     async def until_settled(self) -> None:
-        """Return once every instance has been READY, or has failed to be."""
+        """Wait until every instance has been READY or has failed to start."""
         while any(member.condition is Condition.STARTING for member in self.members):
             await asyncio.sleep(_POLL_S)
 
     async def drain(self, name: str) -> bool:
-        """Send nothing new there and wait for what runs there, `drain_s` at most; whether all of it came to its end."""
+        """Send an instance nothing new and wait up to `drain_s` for its requests; return whether all of them ended."""
         await self._emptied(name, "no new requests", self._clock() + self.options.drain_s)
         return not self.member(name).in_flight
 
     async def park(self, name: str) -> None:
-        """Send nothing new to a launched instance, and end its process once all that runs there has ended.
+        """Send a launched instance nothing new, and end its process after its last request.
 
-        However long that takes, no request there is cut off. `wake`, before that, has the instance serve on.
+        However long that takes, no request there is cut off. Until then `wake` lets the instance serve on.
         """
         served = self.member(name).condition in (Condition.READY, Condition.UNWELL)
         await self._emptied(name, "fewer instances are needed", inf)
@@ -142,7 +142,7 @@ class Fleet:
             await self._supervisors[name].park()
 
     async def _emptied(self, name: str, reason: str, deadline_s: float) -> None:
-        """Drain an instance, as long as it is not taken back."""
+        """Drain an instance, unless it is taken back."""
         supervisor = self._supervisors[name]
         member = supervisor.member
         if member.condition in (Condition.READY, Condition.UNWELL):
@@ -157,7 +157,7 @@ class Fleet:
     async def recast(self, name: str, new_name: str, pool: str) -> None:
         """Drain a launched instance and launch it again under another name, in another pool.
 
-        Returns when its new process was launched. Raises ConfigError for one that was joined, or a name that is taken.
+        Returns when its new process was launched. Raises ConfigError for a joined instance, or a name that is taken.
         """
         supervisor = self._supervisors[name]
         if supervisor.member.process is None:
@@ -171,13 +171,13 @@ class Fleet:
         await supervisor.recast(new_name, pool)
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End what was launched and wait for it; let go of what was joined or is kept. `at_once`: without asking."""
+        """End what was launched and wait for it; release what was joined or is kept. `at_once`: by force."""
         await asyncio.gather(
             *(supervisor.close(at_once=at_once) for supervisor in self._supervisors.values())
         )
 
 
 def _that_serve(supervisors: Sequence[tuple[str, Supervisor]]) -> tuple[str, ...]:
-    """The names of those that are READY, else of those that are slow."""
+    """The names of the READY instances, else of the slow ones."""
     ready = [name for name, each in supervisors if each.member.condition is Condition.READY]
     return tuple(ready or [name for name, each in supervisors if each.is_slow])

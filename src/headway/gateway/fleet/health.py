@@ -1,4 +1,4 @@
-"""Whether a server is well and its engine moves, and what the server says of itself."""
+"""Checks whether a server is healthy and its engine makes progress, and reads what the server says about itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.http_client import NOT_AS_EXPECTED, ModelList, api_url, root_of, wi
 
 _OK = 200
 _LONGEST_BODY_BYTES = 4 << 20
-"""vLLM's metrics are about 100 kB; what goes on for ever is no answer."""
+"""Longest accepted answer: vLLM's metrics have about 100 kB."""
 
 
 class _Version(msgspec.Struct):
@@ -24,10 +24,10 @@ class _Version(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a server says of itself.
+    """What a server says about itself.
 
-    `models` is its answer to `/v1/models` as it came. `limits` are the models there, adapters too, each with the tokens
-    that prompt and answer may have together, None if it does not say. `version` is vLLM's, None if it is no vLLM.
+    `models` is its answer to `/v1/models` as received. `limits` are its models, adapters included, each with the most
+    tokens of prompt and answer together, None if unknown. `version` is vLLM's, None if it is not vLLM.
     """
 
     models: bytes = b""
@@ -37,34 +37,34 @@ class Facts:
 
     @property
     def model(self) -> str:
-        """The first model; empty if nothing is known."""
+        """The first model; empty if unknown."""
         return next(iter(self.limits), "")
 
     def takes(self, model: str, tokens: int) -> bool:
-        """Whether the server has the model, and room in its context for so many tokens."""
+        """Whether the server has the model, and room in its context for `tokens`."""
         limit = self.limits.get(model)
         return model in self.limits and (limit is None or tokens <= limit)
 
     @property
     def is_vllm(self) -> bool:
-        """Whether it told a version as vLLM does."""
+        """Whether it reported a version as vLLM does."""
         return self.version is not None
 
 
 NO_FACTS = Facts()
 
 _NOTHING_LEFT = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
-"""This process has no file or port to ask with."""
+"""Errors of this process: no file or port left to ask with."""
 
 
 class _TooLong(aiohttp.ClientPayloadError):
-    """An answer without an end that is worth waiting for."""
+    """An answer too long to read."""
 
 
 def probing_session(session: aiohttp.ClientSession) -> aiohttp.ClientSession:
-    """A session for health checks, with the headers of the one that requests go out on.
+    """A session for health checks, with the headers of the session for requests.
 
-    It keeps no connection: one from before may be closed by now, which says nothing of the server.
+    It keeps no connections: a kept one may be closed by now, which says nothing about the server.
     """
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, force_close=True), headers=session.headers
@@ -72,10 +72,10 @@ def probing_session(session: aiohttp.ClientSession) -> aiohttp.ClientSession:
 
 
 async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: float) -> str | None:
-    """Why a server is not well, for people; None if it is: `/health` answers 200 within `timeout_s`.
+    """Why a server is unhealthy; None if it is healthy: `/health` answers 200 within `timeout_s`.
 
-    A server without `/health` (404) is well, as it answers. So is one that could not be asked, since this process has
-    no file or port left for the question. Raises TimeoutError if there is no answer in time.
+    A server without `/health` (404) is healthy, since it answers. So is one that could not be asked because this
+    process has no file or port left. Raises TimeoutError if there is no answer in time.
     """
     try:
         status, _ = await _get(session, f"{root_of(url)}/health", timeout_s)
@@ -89,7 +89,7 @@ async def health_problem(session: aiohttp.ClientSession, url: str, timeout_s: fl
 
 
 def stopped_process(pid: int) -> int | None:
-    """The id of a stopped process (SIGSTOP): `pid` or one below it; None if none is seen to be stopped.
+    """The id of a stopped process (SIGSTOP): `pid` or one of its children; None if none is seen to be stopped.
 
     An API server answers for an engine that is stopped. Reads a few files of /proc for each process and thread.
     """
@@ -105,9 +105,9 @@ def stopped_process(pid: int) -> int | None:
 
 
 async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float) -> Facts | str:
-    """What a server says of itself; or why it is no server that can be used, for people.
+    """What a server says about itself, or why it cannot be used.
 
-    It is asked once in its life, so a question that it leaves open is not taken for a no.
+    Asked once for each process, so questions that it leaves open do not count against it.
     """
     path = "/v1/models"
     try:
@@ -134,7 +134,7 @@ async def read_facts(session: aiohttp.ClientSession, url: str, timeout_s: float)
 
 
 async def read_metrics(session: aiohttp.ClientSession, url: str, timeout_s: float) -> bytes:
-    """What a server says on `/metrics`; nothing if it does not answer."""
+    """The text of a server's `/metrics`; empty if it does not answer."""
     try:
         return await _optional(session, f"{root_of(url)}/metrics", timeout_s)
     except (aiohttp.ClientError, OSError, ValueError):
@@ -142,7 +142,7 @@ async def read_metrics(session: aiohttp.ClientSession, url: str, timeout_s: floa
 
 
 async def is_paused(session: aiohttp.ClientSession, url: str, timeout_s: float) -> bool:
-    """Whether a server's engine was paused or laid to sleep; False if the server does not tell."""
+    """Whether a server's engine is paused or asleep; False if the server does not tell."""
     for flag in ("is_paused", "is_sleeping"):
         try:
             said = msgspec.json.decode(await _optional(session, f"{root_of(url)}/{flag}", timeout_s))
@@ -161,7 +161,7 @@ def _version(body: bytes) -> str | None:
 
 
 async def _optional(session: aiohttp.ClientSession, address: str, timeout_s: float) -> bytes:
-    """The body that is there, or nothing where there is none, or no end of it."""
+    """The body at an address; empty if there is none or it is incomplete."""
     try:
         status, body = await _get(session, address, timeout_s)
     except _TooLong:
@@ -188,17 +188,16 @@ _COUNTERS = (
 )
 """Metrics that grow while an engine computes."""
 _REQUESTS = (b"vllm:num_requests_running", b"vllm:num_requests_waiting")
-"""What it says it has to compute: a client that reads nothing keeps its request here, and no engine busy."""
+"""Metrics of the work in an engine. A client that reads nothing keeps its request here, without engine work."""
 _LOOKS = 10
-"""So often its counters are read within the time in which they must have changed."""
+"""How often its counters are read within the time in which they must change."""
 
 
 class HungEngineDetector:
-    """Holds an engine against its own counters: one that hangs answers `/health` all the same.
+    """Detects an engine that hangs although `/health` answers, by its own counters.
 
-    An engine stands still if it says that it has requests and none of its counters has changed for `patience_s`. An
-    engine without such counters never does, nor one that says that it was paused. Once it stands still, it has to move
-    to be well again, whatever is asked of it.
+    An engine hangs if it reports requests and none of its counters has changed for `patience_s`. Engines without such
+    counters never count as hanging, nor do paused ones. A hanging engine counts as healthy only after it has moved.
     """
 
     def __init__(self, patience_s: float, clock: Callable[[], float]) -> None:
@@ -207,7 +206,7 @@ class HungEngineDetector:
         self.begin()
 
     def begin(self) -> None:
-        """Another engine is there, or one that was idle: what was seen before says nothing."""
+        """Start over for a new engine, or one that was idle."""
         self._counters: list[bytes] = []
         self._moved_s = self._clock()
         self._asked_s = float("-inf")
@@ -216,7 +215,7 @@ class HungEngineDetector:
     async def problem(
         self, session: aiohttp.ClientSession, url: str, timeout_s: float, *, busy: bool
     ) -> str | None:
-        """Why it is not well, for people; None if it is. `busy`: whether it was sent something that has not ended."""
+        """Why the engine is unhealthy; None if it is not. `busy`: whether it has requests that have not ended."""
         if not busy and not self._stands_still:
             self.begin()
             return None

@@ -1,4 +1,4 @@
-"""How full the KV memory of each instance is and how much its prefix cache finds, by the engines' own metrics."""
+"""KV memory use and prefix cache hits of each instance, by the engines' own metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.gateway.fleet.member import Member
 
 ASK_EVERY_S = 5.0
 WATCHED_S = 15.0
-"""After the last look at the figures the engines are asked no more: making metrics costs a server milliseconds."""
+"""Engines are polled only this long after the last look, since metrics cost a server milliseconds."""
 
 _TIMEOUT_S = 2.0
 _FIGURE = re.compile(
@@ -26,9 +26,9 @@ _FIGURE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class KvFigures:
-    """Shares of 1: of the KV blocks `used` now, and of the prompt tokens looked up lately those that were `found`.
+    """Shares of 1: KV blocks `used` now, and prompt tokens recently `found` in the cache.
 
-    Either is None where an engine does not tell.
+    Either is None if an engine does not report it.
     """
 
     used: float | None = None
@@ -39,7 +39,7 @@ NO_FIGURES = KvFigures()
 
 
 class KvWatch:
-    """Asks the instances every few seconds, while the figures are looked at. `of` is a look."""
+    """Polls the instances every few seconds while someone looks at the figures (`of`)."""
 
     def __init__(self, fleet: Fleet, clock: Callable[[], float] = time.monotonic) -> None:
         self._fleet = fleet
@@ -49,19 +49,19 @@ class KvWatch:
         self._lookups: dict[str, tuple[float, float]] = {}
 
     def of(self, name: str) -> KvFigures:
-        """The last figures of an instance."""
+        """The last figures of an instance; counts as a look."""
         self._looked_s = self._clock()
         return self._figures.get(name, NO_FIGURES)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Poll until cancelled."""
         while True:
             if self._clock() - self._looked_s < WATCHED_S:
                 await self.ask()
             await asyncio.sleep(ASK_EVERY_S)
 
     async def ask(self) -> None:
-        """Ask all that can serve, at once; one that does not answer has no figures."""
+        """Poll all instances that can serve, concurrently; one that does not answer has no figures."""
         members = [self._fleet.member(name) for name in self._fleet.names()]
         told = await asyncio.gather(*map(self._told, members))
         pairs = zip(members, told, strict=True)
@@ -71,7 +71,7 @@ class KvWatch:
         return await read_metrics(self._fleet.session, member.url, _TIMEOUT_S)
 
     def _read(self, name: str, metrics: bytes) -> KvFigures:
-        """The figures in an answer: the mean use of its engines, and the lookups since the answer before."""
+        """The figures in an answer: the mean use over its engines, and the lookups since the answer before."""
         told: dict[bytes, list[float]] = {}
         for what, value in _FIGURE.findall(metrics):
             with suppress(ValueError):
@@ -79,7 +79,7 @@ class KvWatch:
         uses = told.get(b"kv_cache_usage_perc")
         asked, found = (sum(told.get(b"prefix_cache_%b_total" % what, [])) for what in (b"queries", b"hits"))
         before = self._lookups.get(name, (0.0, 0.0))
-        if asked < before[0]:  # another engine, started since
+        if asked < before[0]:  # a new engine has started since
             before = (0.0, 0.0)
         self._lookups[name] = (asked, found)
         grown = asked - before[0]

@@ -1,4 +1,4 @@
-"""One instance behind the gateway: where it is, how it is, and what it is busy with."""
+"""One instance behind the gateway: its address, its condition, and its load."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Protocol
 from headway.gateway.fleet.health import NO_FACTS, Facts
 
 LAST_CODE = 255
-"""The last that a process can end with. A greater one says that the server ended where its code was not seen."""
+"""The largest exit code of a process. A larger value means that the code was not seen."""
 
 
 class LaunchedServer(Protocol):
-    """A server that a gateway started and ends; `headway.engine.servers.server_process.Server` is one."""
+    """A server that a gateway starts and ends; `headway.engine.servers.server_process.Server` is one."""
 
     @property
     def url(self) -> str:
@@ -29,39 +29,41 @@ class LaunchedServer(Protocol):
         """Exit code if it has ended (negative: the signal that ended it), without waiting."""
 
     def last_words(self) -> str:
-        """Why it ended, as far as it said so itself; empty if it said nothing. May block for a moment."""
+        """Why the server ended, by its own output; empty if unknown. May block for a moment."""
 
     def ask_to_stop(self) -> None:
-        """Have it end by itself, and by force after its grace period."""
+        """Ask the server to end by itself; after its grace period it is killed."""
 
     def let_go(self) -> bool:
-        """Do without the server; whether no other gateway needs it either, so that it is to be ended.
+        """Stop using the server; return whether no other gateway uses it, so that it is to be ended.
 
         May block for a moment, and raise OSError or HeadwayError.
         """
 
     def kill(self) -> None:
-        """End every process of it at once."""
+        """Kill all processes of the server."""
 
     def wait(self, timeout_s: float | None = None) -> int:
-        """Exit code once it and its children have ended. Blocks."""
+        """Exit code once the server and its children have ended. Blocks."""
 
 
 class Condition(StrEnum):
-    """How an instance is. READY alone gets new requests."""
+    """The condition of an instance. Only READY gets new requests."""
 
     STARTING = "starting"
     """The instance has not answered yet."""
     READY = "ready"
     """The instance answers."""
     UNWELL = "unwell"
-    """The instance missed a health check, or answered garbage: nothing new goes there, what runs there goes on."""
+    """The instance missed a health check, or answered garbage: it gets nothing new, and its running requests
+    continue.
+    """
     DRAINING = "draining"
-    """The instance finishes what it has."""
+    """The instance finishes its requests."""
     LOST = "lost"
-    """The instance is gone or frozen: the requests there are cut off."""
+    """The instance is gone or frozen: its requests are cut off."""
     PARKED = "parked"
-    """Fewer are needed: the instance has no process, or is left to other gateways. It is launched when more are."""
+    """Fewer are needed: the instance has no process, or is left to other gateways. It is launched when needed."""
     STOPPED = "stopped"
     """The instance was ended, and is not started again."""
 
@@ -71,10 +73,9 @@ class Member:
     """An instance as the gateway knows it.
 
     `launch` starts its process; None for one that was joined by its URL. `since_s` is when its condition began and
-    `reason` why, for people; `last_loss` is why it was last lost, whatever has been tried since. `in_flight` and
-    `served` (sequences of the requests there now; requests it answered) are counted by the serving path, which also
-    counts its `streams` that have begun and notes when it `heard` of one last. `failures` (lost, or garbage answered)
-    and `restarts` are counted by the fleet.
+    `reason` why; `last_loss` is why it was last lost, whatever was tried since. The serving path counts `in_flight`
+    (sequences of its current requests), `served` (requests answered) and its `streams` that have begun, and notes in
+    `heard` when one last sent something. The fleet counts `failures` (losses and garbage answers) and `restarts`.
     """
 
     name: str
@@ -93,18 +94,18 @@ class Member:
     restarts: int = 0
     process: LaunchedServer | None = None
     answer_limit: int | None = None
-    """Tokens that its model lets an answer have where a request sets no limit; None: not known."""
+    """Tokens that its model allows an answer if a request sets no limit; None: unknown."""
     facts: Facts = NO_FACTS
     last_facts: Facts = NO_FACTS
-    """What it said before it was lost, if it is."""
+    """What it said about itself before it was lost."""
     loss: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when it is lost; another one for its next life."""
+    """Set when it is lost; replaced for its next life."""
 
     @property
     def ended(self) -> bool:
-        """Whether it has a process, and that has ended."""
+        """Whether it has a process that has ended."""
         return self.process is not None and self.process.poll() is not None
 
 
 Launch = Callable[[Member], LaunchedServer]
-"""Starts the server of a member (of its name and pool); may block for a moment, and raise OSError or HeadwayError."""
+"""Starts a member's server (by name and pool). May block for a moment, and raise OSError or HeadwayError."""

@@ -1,4 +1,4 @@
-"""Instances that serve different models, or the same ones differently: one list of all, and what to know of them."""
+"""Instances with different models, or with different limits for one: a merged list, and the differences."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def merged_models(said: Sequence[Facts]) -> bytes:
-    """One answer to `/v1/models`: the first server's, where all serve the same.
+    """One answer to `/v1/models`: the first server's if all serve the same.
 
-    Else each model as it is first listed, with the least `max_model_len` of its servers. O(models of all).
+    Otherwise each model as it is first listed, with the smallest `max_model_len` of its servers. O(models of all).
     """
     if all(facts.limits == said[0].limits for facts in said):
         return said[0].models
@@ -33,7 +33,7 @@ def merged_models(said: Sequence[Facts]) -> bytes:
 
 
 def differences(members: Iterable[Member]) -> list[str]:
-    """Sentences for people: in what the instances differ, as far as they have said. Empty if they are alike."""
+    """Sentences on how the instances differ, as far as known. Empty if they are alike."""
     known = [member for member in members if member.last_facts.limits]
     found = []
     models = _shared(known, lambda facts: ", ".join(sorted(facts.limits)))
@@ -61,7 +61,7 @@ def _context(model: str, facts: Facts) -> str:
 
 
 def _shared(members: Iterable[Member], said: Callable[[Facts], str]) -> dict[str, list[str]]:
-    """What is said, with the names of those that say so."""
+    """What instances say -> the names of those that say it."""
     found: defaultdict[str, list[str]] = defaultdict(list)
     for member in members:
         found[said(member.last_facts)].append(member.name)

@@ -1,4 +1,4 @@
-"""Keeps as many instances of this machine running as are needed, and says how many that is."""
+"""Keeps as many instances of this machine running as are needed."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from headway.gateway.fleet.member import Condition, Member
 from headway.routing.scaling import Advice, Recommendation, Scaler
 
 STALE_S = 120.0
-"""Advice older than this, and than the window it judges, says nothing any more: the fleet stays as it is."""
+"""Advice older than this, and than the window it judges, is ignored: the fleet stays as it is."""
 _LOOK_S = 1.0
 _WANTED = (Condition.STARTING, Condition.READY, Condition.UNWELL, Condition.LOST)
 _LOG = logging.getLogger(__name__)
 
 
 class FleetScaling:
-    """Decides by a shadow's advice how many instances there should be; `run` starts and drains those launched here.
+    """Decides the number of instances from a shadow's advice; `run` starts and drains those launched here.
 
-    Without advice of late the recommendation is what there is.
+    Without recent advice the recommendation is the current number.
     """
 
     def __init__(self, fleet: Fleet, scaler: Scaler, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,12 +37,12 @@ class FleetScaling:
 
     @property
     def current(self) -> int:
-        """Instances that serve or will, without those that drain."""
+        """Instances that serve or start, without those that drain."""
         return sum(member.condition in _WANTED for member in self._fleet.members)
 
     @property
     def recommendation(self) -> Recommendation:
-        """How many instances there should be, and why."""
+        """The recommended number of instances, and why."""
         if self._decided is None or self._clock() - self._advised_s > self._stale_s:
             return self._scaler.decide(self._clock(), self.current, None)
         return self._decided
@@ -53,20 +53,21 @@ class FleetScaling:
         self._decided = self._scaler.decide(self._advised_s, self.current, advice)
 
     async def run(self) -> None:
-        """Have as many instances as are recommended, until cancelled."""
+        """Follow the recommendation until cancelled."""
         while True:
             self._change(self.recommendation.instances - self.current)
             await asyncio.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """Wait for no instance that drains any more: all of them end."""
+        """Stop waiting for draining instances: all of them end."""
         for task in self._parking.values():
             task.cancel()
 
     def _change(self, more: int) -> None:
-        """Start or drain so many; a process that is still ending is left to end first.
+        """Start or drain instances; a process that is still ending finishes first.
 
-        An instance that does not serve goes first, else the last: so gateways that share instances keep the same ones.
+        An instance that does not serve goes first, else the last one: so gateways that share instances keep the same
+        ones.
         """
         members = self._fleet.members
         if more > 0:

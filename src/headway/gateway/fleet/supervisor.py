@@ -1,4 +1,4 @@
-"""One instance's life: launched, asked for its health, lost, and launched again."""
+"""One instance's life: launched, health-checked, lost, and launched again."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ from headway.gateway.fleet.member import LAST_CODE, Condition, LaunchedServer, M
 
 _LOG = logging.getLogger(__name__)
 _LOOKS = 8
-"""So often a question that is open is looked at within the time in which silence shows."""
+"""How often a pending health check is looked at within the time in which silence shows."""
 _SERVING = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
 _RINGS_LATE = 1.25
-"""A limit that is noticed after so many times its length says more of this process than of the instance."""
+"""If a timeout is noticed this many times late, this process was delayed, and the instance is not to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
     """How instances are watched.
 
-    Each is asked for its health every `interval_s` and has `timeout_s` to answer; one miss makes it UNWELL, `misses` in
-    a row make it LOST: a joined one from the start, as it may be down for good. A launched one may take `start_s` to
-    answer for the first time, and is launched anew when it has been LOST for `frozen_s` although its process is there.
-    One that has requests and has taken no step for `stalled_s` is not well either. One that leaves a question for its
-    health open for `silent_s`, with streams that are silent as long, is frozen: LOST at once.
-    `garbage_in_a_row` answers that were none, to requests that others served and with no good one between, make an
-    instance UNWELL for `garbage_pause_s`. Between launches lie `backoff_s`, doubled up to `longest_backoff_s`. An
-    instance that is drained has `drain_s` for the requests it has.
-    `keeps_instances`: those that were launched outlive the fleet.
+    Each is health-checked every `interval_s` and has `timeout_s` to answer. One miss makes it UNWELL, `misses` in a row
+    make it LOST; this holds for a joined one from the start, as it may be down for good. A launched one may take
+    `start_s` for its first answer, and is relaunched if it has been LOST for `frozen_s` although its process exists. An
+    instance with requests and no step for `stalled_s` is unhealthy too. If it leaves a health check open for
+    `silent_s`, with streams silent as long, it is frozen: LOST at once. `garbage_in_a_row` garbage answers without a
+    good one between, to requests that others served, make it UNWELL for `garbage_pause_s`. Launches are `backoff_s`
+    apart, doubled up to `longest_backoff_s`. A draining instance has `drain_s` for its requests. `keeps_instances`:
+    launched instances outlive the fleet.
     """
 
     interval_s: float = 1.0
@@ -85,7 +84,7 @@ class FleetOptions:
 
 @dataclass(slots=True)
 class Backoff:
-    """Seconds to wait before the next launch: doubled each time, up to a limit, and from the start again after rest.
+    """Seconds to wait before the next launch: doubled each time up to a limit, and reset after a long run.
 
     `rest_s` is how long a server must have served for its next end to count as the first.
     """
@@ -96,7 +95,7 @@ class Backoff:
     ends: int = 0
 
     def ended(self, served_s: float) -> float:
-        """Seconds to wait, now that a server which had served for `served_s` has ended."""
+        """Seconds to wait after the end of a server that had served for `served_s`."""
         if served_s >= self.rest_s:
             self.ends = 0
         wait_s = min(self.longest_s, self.first_s * 2.0 ** min(self.ends, 60))
@@ -105,10 +104,10 @@ class Backoff:
 
 
 class Supervisor:
-    """Keeps one member's condition true, and a launched one's process alive.
+    """Keeps one member's condition right, and a launched one's process alive.
 
-    Every change of condition goes through `become`. While it is `parting` (stopped, or about to be launched in another
-    role) an answer to a health check says nothing.
+    Every change of condition goes through `become`. While the member is `parting` (stopped, or about to be relaunched
+    in another role), health checks are ignored.
     """
 
     def __init__(
@@ -134,12 +133,12 @@ class Supervisor:
 
     @property
     def is_slow(self) -> bool:
-        """Whether all that is known against it is that it did not answer the last health check in time."""
+        """Whether the only problem is that it did not answer the last health check in time."""
         unwell = self.member.condition is Condition.UNWELL
         return unwell and self._is_late and self._clock() >= self._paused_until_s
 
     async def run(self, session: aiohttp.ClientSession) -> None:
-        """Launch it, if it is ours to launch, and watch it, until it is closed; health checks go out on `session`."""
+        """Launch it if it is ours to launch, and watch it until it is closed; health checks use `session`."""
         if self.member.launch is not None:
             await self._lives(session)
             return
@@ -148,7 +147,7 @@ class Supervisor:
             await self._rest()
 
     def suspect(self) -> None:
-        """A request saw its connection break: look now."""
+        """A request's connection broke: check now."""
         process = self.member.process
         code = None if process is None else process.poll()
         if code is not None and self.member.condition in _SERVING:
@@ -156,12 +155,12 @@ class Supervisor:
         self._woken.set()
 
     def learn_again(self) -> None:
-        """What it said of itself may not be so any more: ask now."""
+        """What the instance said about itself may have changed: ask now."""
         self._is_changed = True
         self._woken.set()
 
     def garbage(self) -> None:
-        """An answer was none. Enough of them, with no good one between, and nothing is sent there for a while."""
+        """An answer was garbage. After enough of them without a good one, the instance gets nothing for a while."""
         served = self.member.served
         self._garbage = 1 if served != self._served_before else self._garbage + 1
         self._served_before = served
@@ -181,7 +180,7 @@ class Supervisor:
         self.become(Condition.LOST, reason)
 
     def become(self, condition: Condition, reason: str) -> None:
-        """Change its condition; nothing brings a stopped one back."""
+        """Change the condition; a stopped instance stays stopped."""
         member = self.member
         if member.condition is Condition.STOPPED:
             return
@@ -196,7 +195,7 @@ class Supervisor:
             member.loss = asyncio.Event()
 
     async def recast(self, name: str, pool: str) -> None:
-        """End its process and launch it again as another; returns when that is being done."""
+        """End its process and launch it again in another role; returns when that has begun."""
         member, process = self.member, self.member.process
         assert process is not None
         self.parting = True
@@ -207,9 +206,9 @@ class Supervisor:
             await asyncio.sleep(self._options.interval_s / 10)
 
     async def park(self) -> None:
-        """Do without its process, until `wake`; its requests are cut off if it has some.
+        """End its process until `wake`; its requests, if any, are cut off.
 
-        The process is ended unless another gateway uses it.
+        The process stays if another gateway uses it.
         """
         member, process = self.member, self.member.process
         self.parting = process is not None
@@ -225,7 +224,7 @@ class Supervisor:
         self._woken.set()
 
     async def _is_last_user(self, process: LaunchedServer) -> bool:
-        """Let it go, as soon as that can be noted: other gateways go by it."""
+        """Release the process as soon as that can be recorded, since other gateways rely on the record."""
         while True:
             try:
                 return await asyncio.to_thread(process.let_go)
@@ -234,23 +233,23 @@ class Supervisor:
             await asyncio.sleep(self._options.longest_backoff_s)
 
     def wake(self) -> None:
-        """Launch it, if it is parked; send requests there again, if it drains."""
+        """Launch a parked instance; send a draining one requests again."""
         parked = self.member.condition is Condition.PARKED
         self.become(Condition.STARTING if parked else Condition.READY, "more instances are needed")
         self._woken.set()
 
     async def close(self, *, at_once: bool) -> None:
-        """End what was launched and is not kept, with or without asking first, and wait for it."""
+        """End what was launched and is not kept, gracefully or by force, and wait for it."""
         self.closing = True
         self.become(Condition.STOPPED, "the gateway ended")
         self._woken.set()
         if self.member.process is not None and not self._options.keeps_instances:
             await (kill_process if at_once else stop_process)(self.member.process)
 
-    # ---- launched ones ------------------------------------------------------------------------------------------
+    # ---- launched instances -------------------------------------------------------------------------------------
 
     async def _lives(self, session: aiohttp.ClientSession) -> None:
-        """One process after the other."""
+        """Run one process after the other."""
         while not self.closing:
             if self.member.condition is Condition.PARKED:
                 await self._rest()
@@ -269,7 +268,7 @@ class Supervisor:
             self.member.restarts += 1
 
     async def _live(self, session: aiohttp.ClientSession) -> None:
-        """Launch it, and watch it until its process has ended. Raises what launching raises."""
+        """Launch the instance and watch it until its process has ended. Raises the launcher's errors."""
         member = self.member
         assert member.launch is not None
         self.parting, self._misses = False, 0
@@ -279,7 +278,7 @@ class Supervisor:
         self.become(Condition.STARTING, f"launched as process {process.pid}")
         while (code := process.poll()) is None:
             await self._check(session)
-            if member.process is not process:  # it was let go
+            if member.process is not process:  # the process was released
                 return
             if self._is_hopeless():
                 silent_s = self._clock() - member.since_s
@@ -289,19 +288,19 @@ class Supervisor:
             await self._rest()
         if member.condition not in (Condition.LOST, Condition.PARKED):
             self.lose(how_it_ended(code))
-        # Its requests know already; its children may take seconds to end, and its last words to come.
+        # Its requests are cut already; its children and its last output may take seconds.
         await asyncio.to_thread(process.wait)
         if not self.parting:
             member.reason = member.last_loss = how_it_ended(code, await asyncio.to_thread(process.last_words))
 
     def _is_hopeless(self) -> bool:
-        """Whether a process that is there has been silent for so long that another one is the better chance."""
+        """Whether a running process has been silent for so long that a new one is the better chance."""
         limits_s = {Condition.STARTING: self._options.start_s, Condition.LOST: self._options.frozen_s}
         limit_s = limits_s.get(self.member.condition, float("inf"))
         return self._clock() - self.member.since_s >= limit_s and not self.parting
 
     async def _rest(self) -> None:
-        """Wait until the next check is due or is asked for."""
+        """Wait until the next check is due or requested."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self._woken.wait(), self._options.interval_s)
         self._woken.clear()
@@ -309,14 +308,14 @@ class Supervisor:
     # ---- health -------------------------------------------------------------------------------------------------
 
     async def _check(self, session: aiohttp.ClientSession) -> None:
-        """Ask for its health, and let the condition follow from the answer."""
+        """Check its health, and set the condition accordingly."""
         member, timeout_s, late = self.member, self._options.timeout_s, False
         asked_s = self._clock()
         try:
             problem = await self._ask_health(session)
         except TimeoutError:
             if self._clock() - asked_s > timeout_s * _RINGS_LATE:
-                return  # this process was held up, and may not have looked at an answer that is there
+                return  # this process was delayed, and may not have seen an answer that is there
             problem, late = f"no answer to /health within {timeout_s:g} s", True
         self._is_late = late
         if problem is None:
@@ -331,7 +330,7 @@ class Supervisor:
             self._is_ill(problem)
 
     async def _ask_health(self, session: aiohttp.ClientSession) -> str | None:
-        """See `health_problem`. What is seen to be frozen is LOST.
+        """See `health_problem`. An instance seen to be frozen becomes LOST.
 
         Silence is counted in looks, so an event loop that was blocked itself sees one look and no frozen server.
         """
@@ -354,13 +353,13 @@ class Supervisor:
             question.cancel()
 
     def _frozen(self, reason: str) -> str:
-        """The reason, by which the requests there are cut off."""
+        """Cut off the requests there; return the reason."""
         if self.member.condition in _SERVING and not self.parting:
             self.lose(reason)
         return reason
 
     async def _learn_facts(self, session: aiohttp.ClientSession) -> str | None:
-        """Hear what it says of itself; why that is nothing to go by, if so."""
+        """Read what it says about itself; return why that cannot be used, if so."""
         changed, self._is_changed = self._is_changed, False
         if self.member.launch is not None and self.member.facts is NO_FACTS:
             await self._adapters.load(session, self.member.name, self.member.url)
@@ -394,20 +393,20 @@ class Supervisor:
 
 
 async def stop_process(process: LaunchedServer) -> int:
-    """Exit code of a server that was asked to stop, once all of its processes have ended."""
+    """Ask a server to stop; return its exit code once all of its processes have ended."""
     if process.poll() is None:
         await asyncio.to_thread(process.ask_to_stop)
     return await asyncio.to_thread(process.wait)
 
 
 async def kill_process(process: LaunchedServer) -> int:
-    """Exit code of a server that was killed with all of its processes."""
+    """Kill a server with all of its processes; return its exit code."""
     process.kill()
     return await asyncio.to_thread(process.wait)
 
 
 def how_it_ended(code: int, last_words: str = "") -> str:
-    """For people: how a process ended, and what it said of it."""
+    """How a process ended, and its last words."""
     seen = f"ended by signal {-code}" if code < 0 else f"ended with code {code}"
     ended = "ended" if code > LAST_CODE else seen
     return f"{ended}: {last_words}" if last_words else ended

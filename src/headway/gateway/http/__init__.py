@@ -1,1 +1,1 @@
-"""HTTP as the gateway speaks it."""
+"""HTTP parsing, limits, errors and streams of the gateway."""

@@ -1,4 +1,4 @@
-"""Paths: in one form, the APIs in which clients ask for tokens, and responses and explanations by their ids."""
+"""Paths in normal form, the APIs that generate tokens, and the ids in paths."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Api:
-    """An API that generates tokens, by its path.
+    """An API that generates tokens, identified by its path.
 
-    `prompt` are the fields that become the prompt, in its order; `limits` those that bound the answer, of which the
-    first that is set counts, and `default_max_tokens` where none is (None: nothing but the context bounds it).
-    `several`: a request may ask for several answers. `takes_id` and `takes_priority`: whether vLLM reads these from
-    the body; `id_prefix` is what it wants names to begin with. `named_events`: a stream's events have names, and the
-    last of them is the end mark.
+    `prompt` are the fields that become the prompt, in its order. `limits` are the fields that bound the answer, of
+    which the first one set counts; `default_max_tokens` applies if none is (None: only the context bounds it).
+    `several`: a request may ask for several answers. `takes_id` and `takes_priority`: whether vLLM reads these from the
+    body; ids must begin with `id_prefix`. `named_events`: a stream's events have names, and the last of them is the end
+    mark.
     """
 
     path: str
@@ -32,7 +32,7 @@ COMPLETIONS = Api(
     path="/v1/completions",
     prompt=("prompt",),
     limits=("max_tokens",),
-    default_max_tokens=16,  # OpenAI's
+    default_max_tokens=16,  # OpenAI's default
     several=True,
 )
 CHAT = Api(
@@ -56,10 +56,10 @@ MESSAGES = Api(
     takes_priority=False,
     named_events=True,
 )
-"""Anthropic's, which vLLM speaks too."""
+"""Anthropic's API, which vLLM serves too."""
 
 EXPLAIN_PATHS = ("/explain", "/v1/explain")
-"""Where the gateway tells of single requests; a Headway server answers under the second too."""
+"""Paths at which the gateway explains single requests; a Headway server answers under the second too."""
 
 FILES_PATH, BATCHES_PATH = "/v1/files", "/v1/batches"
 """OpenAI's Files and Batch API, which the gateway serves itself."""
@@ -68,7 +68,7 @@ APIS = {api.path: api for api in (COMPLETIONS, CHAT, RESPONSES, MESSAGES)}
 
 
 def is_of_batches(path: str) -> bool:
-    """Whether a path is one of the Files and Batch API."""
+    """Whether a path belongs to the Files and Batch API."""
     return any(path == each or path.startswith(f"{each}/") for each in (FILES_PATH, BATCHES_PATH))
 
 
@@ -76,10 +76,10 @@ _KEPT_IN_PATHS = "/:@!$&'()*+,;=~"
 
 
 def normal_path(raw: bytes) -> tuple[str, bytes]:
-    """A path as the gateway decides on it, and the same path as an instance is asked for it.
+    """A path in the form on which the gateway decides, and in the form in which an instance is asked.
 
-    Escapes are decoded once, `%2f` too, as an instance reads them; slashes that follow one another are one; `.` and
-    `..` are taken up, and lead no higher than the root. What is no path (`*`) stays as it is. O(bytes).
+    Escapes are decoded once, `%2f` too, as instances read them; repeated slashes become one; `.` and `..` are resolved,
+    not above the root. A non-path such as `*` stays as it is. O(bytes).
     """
     if not raw.startswith(b"/") or not (b"%" in raw or b"//" in raw or b"/." in raw):
         return raw.decode("latin-1"), raw
@@ -96,7 +96,7 @@ def normal_path(raw: bytes) -> tuple[str, bytes]:
 
 
 def response_of_path(path: str) -> str | None:
-    """The response that a path names (`/v1/responses/ID` and what is under it); None for any other."""
+    """The response id in a path (`/v1/responses/ID` and below); None for other paths."""
     under = path.removeprefix(f"{RESPONSES.path}/")
     response_id = under.partition("/")[0]
     return response_id if under != path and response_id not in ("", "render") else None

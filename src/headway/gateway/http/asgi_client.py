@@ -1,4 +1,4 @@
-"""The client's side of a request, in ASGI's terms."""
+"""The client's side of a request, in terms of ASGI."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headway.http_client import root_of
 Headers = Sequence[tuple[bytes, bytes]]
 
 KEY_TENANT = "headway.key_tenant"
-"""Where a request's scope has the tenant of its key, empty for a key without one."""
+"""Key in a request's scope for the tenant of its API key, empty for a key without one."""
 
 _HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
@@ -27,24 +27,25 @@ _ORIGIN = b"origin"
 _NOT_TO_INSTANCES = (
     _HOP_BY_HOP | HINT_HEADERS | {b"host", b"content-length", b"accept-encoding", b"expect", _ORIGIN}
 )
-"""An origin is for the gateway to judge (`options.Cors`). vLLM repeats one of any length in an answer's head."""
+"""The gateway judges origins itself (`options.Cors`). vLLM would repeat an origin of any length in an answer's head."""
 _CORS = {b"access-control-allow-origin", b"access-control-allow-credentials"}
 _NOT_TO_CLIENTS = _HOP_BY_HOP | _CORS | {b"date", b"server"}
-"""uvicorn writes its own date; which pages may read an answer is the gateway's to say (`options.Cors`)."""
+"""uvicorn writes its own date, and the gateway decides which pages may read an answer (`options.Cors`)."""
 _NOT_DECODED = _NOT_TO_CLIENTS | {b"content-encoding", b"content-length"}
-"""What an instance sent compressed, although it was asked not to, is plain by now."""
+"""An instance's answer that was compressed, although that was not asked for, is decoded by now."""
 
 STALLED_S = 60.0
-"""A body of which nothing comes for so long is given up, and so are others that keep a connection waiting."""
+"""Time without any data after which a body, or another idle connection, is given up."""
 MIN_BODY_BYTES_PER_S = 16 * 2**10
 LONGEST_BODY_S = 300.0
-"""Waiting for a body in all. It may be slower than MIN_BODY_BYTES_PER_S for STALLED_S: what it sent faster before does
-not make that longer."""
+"""Longest wait for a whole body. A body may also be slower than MIN_BODY_BYTES_PER_S for STALLED_S; earlier speed
+does not extend that.
+"""
 _REQUEST_ID = b"x-request-id"
 _OF_BODY_AND_NAME = (_REQUEST_ID, b"content-encoding")
-"""What the gateway says otherwise of a request that it has read."""
+"""Headers that the gateway replaces in a request that it has read."""
 API_KEY = b"x-api-key"
-"""Where Anthropic's clients have their key."""
+"""Header with the key of Anthropic's clients."""
 _KEYS = (b"authorization", API_KEY)
 _LOCATION = b"location"
 EVENT_STREAM = "text/event-stream"
@@ -53,15 +54,15 @@ _EVENT_ENDS = (b"\n\n", b"\n\r\n")
 
 
 class ClientGone(Exception):
-    """The client closed its connection before its request had come whole, or had been read."""
+    """The client closed its connection before its request was complete or read."""
 
 
 class Client:
-    """The client of one request, which gets its answer. `began`: the answer's head is out; `ended`: its end is.
+    """The client of one request, which gets the answer. `began`: the answer's head is out; `ended`: its end is.
 
-    What is passed on ends with a line, which need not be the last of its event (`end_event`). Answers carry
-    `request_id`, unless it is empty or the instance named one itself. `status` is that of the answer, or of the error
-    that came in its place. `named_events`: the events of a stream have names.
+    Data passed on ends with a line, which need not be the last of its event (`end_event`). Answers carry `request_id`,
+    unless it is empty or the instance set one. `status` is that of the answer, or of the error in its place.
+    `named_events`: the events of a stream have names.
     """
 
     __slots__ = ("_last", "_send", "began", "ended", "named_events", "request_id", "status")
@@ -76,39 +77,39 @@ class Client:
         self.status = 0
 
     async def begin(self, status: int, headers: Headers) -> None:
-        """The head of the answer."""
+        """Send the head of the answer."""
         self.began, self.status = True, status
         if self.request_id and all(name != _REQUEST_ID for name, _ in headers):
             headers = [*headers, (_REQUEST_ID, self.request_id)]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def pass_on(self, data: bytes) -> None:
-        """Some of its body."""
+        """Send part of the body."""
         self._last = data
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def stream(self, status: int, headers: Headers, data: bytes) -> None:
-        """The head of a stream, unless it is out, and the first of its body."""
+        """Send the head of a stream, unless it is out, and the first part of its body."""
         if not self.began:
             await self.begin(status, headers)
         await self.pass_on(data)
 
     async def keep_alive(self) -> None:
-        """A comment, so that whatever is on the way does not take the stream for dead."""
+        """Send a comment, so that proxies do not take the stream for dead."""
         await self.stream(200, _STREAM_HEAD, b": keep-alive\n\n")
 
     async def end_event(self) -> None:
-        """Write the empty line after an event that broke off before it: what comes next is another event."""
+        """Write the empty line of an event that was cut off, so that the next one is separate."""
         if self._last and not self._last.endswith(_EVENT_ENDS):
             await self.pass_on(b"\n")
 
     async def end(self, data: bytes = b"") -> None:
-        """The rest of its body."""
+        """Send the rest of the body."""
         self.ended = True
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
-        """A whole answer; if the head of a stream is out, which only an error can follow, as its last event."""
+        """Send a whole answer. If a stream's head is out, only an error can follow: it becomes the last event."""
         if not self.began:
             await self.begin(status, headers)
             await self.end(body)
@@ -118,14 +119,14 @@ class Client:
         await self.end(error_as_event(status, body, named=self.named_events))
 
     async def refuse(self, refusal: GatewayError) -> None:
-        """An error of the gateway's own, in place of an answer."""
+        """Answer with an error of the gateway's own."""
         await self.answer(refusal.status, refusal.headers, refusal.body)
 
 
 async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
-    """The whole body of a request.
+    """Read the whole body of a request.
 
-    Raises GatewayError for a longer one (413) and for one that is too slow (408), ClientGone if it breaks off.
+    Raises GatewayError if it is too long (413) or too slow (408), ClientGone if it breaks off.
     """
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limit_bytes:
@@ -135,14 +136,14 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
 
 
 async def body_pieces(scope: Scope, receive: Receive, limit_bytes: int) -> AsyncIterator[bytes]:
-    """A request's body as it comes. Raises GatewayError (408, 413) and ClientGone as `read_body`."""
+    """Yield a request's body as it arrives. Raises GatewayError (408, 413) and ClientGone as `read_body` does."""
     size, more, patience_s, left_s = 0, True, STALLED_S, LONGEST_BODY_S
     now_s, held = asyncio.get_running_loop().time, scope[HELD]
     while more:
         asked_s = now_s()
         try:
             if held.is_whole:
-                message = await receive()  # it is here
+                message = await receive()  # the message has arrived
             else:
                 async with asyncio.timeout(min(patience_s, left_s)):
                     message = await receive()
@@ -163,11 +164,10 @@ async def body_pieces(scope: Scope, receive: Receive, limit_bytes: int) -> Async
 def upstream_headers(
     headers: Headers, *, with_key: bool, request_id: bytes | None = None
 ) -> list[tuple[str, str]]:
-    """A client's headers for an instance: end-to-end ones, without what is said in the body or is the gateway's.
+    """A client's headers for an instance: end-to-end ones, without those that the body or the gateway replaces.
 
-    `with_key`: whether the client's key is for the instance, since the gateway asks for none. `request_id` stands in
-    place of the client's, since vLLM goes by the header before the body; empty: there is none. None: the body too goes
-    on as it came, in its own coding.
+    `with_key`: whether to forward the client's key. `request_id` replaces the client's, since vLLM prefers the header
+    to the body; empty: none. None: the body is forwarded unread too, in its own coding.
     """
     left_out = _NOT_TO_INSTANCES
     for name, value in headers:
@@ -187,10 +187,9 @@ def upstream_headers(
 
 
 def target_url(base_url: str, scope: Scope) -> URL:
-    """Where a request goes at an instance: the path that was decided on (`api.normal_path`), its query as it came.
+    """The URL of a request at an instance: the normal path (`api.normal_path`), with the original query.
 
-    Raises GatewayError (400) unless it is a path: behind an instance's
-    address `*@host/` would name another host.
+    Raises GatewayError (400) unless it is a path: after an instance's address, `*@host/` would name another host.
     """
     path, query = scope["raw_path"].decode("latin-1"), scope["query_string"].decode("latin-1")
     if not path.startswith("/"):
@@ -209,6 +208,6 @@ def client_headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]
 
 
 def _place_here(location: bytes, response: aiohttp.ClientResponse) -> bytes:
-    """Where an instance sends the client on to: at the instance's own address it is the gateway that can be reached."""
+    """Replace the instance's own address in a redirect: clients can reach only the gateway."""
     origin = str(response.url.origin()).encode()
     return location.removeprefix(origin) if location.startswith(origin + b"/") else location

@@ -1,4 +1,4 @@
-"""Limits on what all clients make the gateway hold: connections, and bytes of requests that are not answered yet."""
+"""Limits on what all clients together make the gateway hold: connections, and bytes of unanswered requests."""
 
 from __future__ import annotations
 
@@ -15,33 +15,33 @@ from typing import Protocol
 from headway.gateway.http.refusal import GatewayError
 
 HELD = "headway.held"
-"""Where a request's scope has its `HeldRequest`."""
+"""Key in a request's scope for its `HeldRequest`."""
 
 RESERVED_FILES = 64
-"""Descriptors for logs, instances, health checks, and the answer to a connection that is refused; of few, a quarter."""
+"""Descriptors kept for logs, instances, health checks, and answers to refused connections; at most a quarter of all."""
 MANY_FILES = 2**20
-"""More than a gateway ever opens; some systems have no limit to name."""
+"""More files than a gateway ever opens; for systems without a limit."""
 UNAUTHENTICATED_SHARE = 1 / 8
-"""Of the bytes: for requests whose key has not been checked."""
+"""Share of the bytes for requests whose key has not been checked."""
 COPIES = 2
-"""A body lies here as it came, and as an instance is sent it."""
+"""A body is held twice: as received, and as sent to an instance."""
 _LOG = logging.getLogger(__name__)
 _LOG_AGAIN_S = 60.0
 _RETRY_S = 1
 
 
 def open_files_limit() -> int:
-    """Files that this process may have open at a time."""
+    """Number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MANY_FILES if soft == resource.RLIM_INFINITY else soft
 
 
 def raise_file_limit() -> None:
-    """Let this process have as many open files as it may: a stream takes two, and the usual 1,024 are soon in use."""
+    """Raise this process's limit of open files: a stream takes two, and the usual 1,024 are soon used up."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = MANY_FILES if most == resource.RLIM_INFINITY else min(most, MANY_FILES)
     if now < enough:
-        with suppress(OSError, ValueError):  # some systems allow less than they say
+        with suppress(OSError, ValueError):  # some systems grant less than they say
             resource.setrlimit(resource.RLIMIT_NOFILE, (enough, most))
 
 
@@ -49,27 +49,27 @@ class TurnedAway(StrEnum):
     """Why a connection or a request was turned away."""
 
     FULL = "full"
-    """The connection is new, and there are as many as the process can have."""
+    """The connection is new, and the process can have no more."""
     DISPLACED = "displaced"
-    """None of its requests showed a key, and a newer connection needed its place or its bytes."""
+    """None of its requests had shown a key, and a newer connection needed its place or its bytes."""
     BYTES = "bytes"
-    """The request's bytes found no room among those that are held."""
+    """There was no room for the request's bytes."""
 
 
 class ClientConnection(Protocol):
-    """A connection, as far as the limits need it."""
+    """The part of a connection that the limits use."""
 
     def turn_away(self, refusal: GatewayError) -> None:
-        """End the connection, with this answer where one can still be given."""
+        """End the connection, with this answer if one can still be sent."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldRequest:
-    """Bytes that one request makes the gateway hold, and how many of them are `counted`.
+    """Bytes held for one request, of which `counted` were admitted.
 
-    `tenant` is its key's; None before its key has been checked. `streamed`: its body goes to the disk as it comes, so
-    that no more of it is held than what was counted before that was known. `is_whole`: all of it has come. `on_gone`
-    is called if the client leaves before it has the whole answer.
+    `tenant` is that of its key; None before the key was checked. `streamed`: the body goes to the disk as it arrives,
+    so only what was counted before is held. `is_whole`: all of it has arrived. `on_gone` is called if the client leaves
+    before it has the whole answer.
     """
 
     connection: ClientConnection
@@ -83,15 +83,15 @@ class HeldRequest:
 
 
 class ClientLimits:
-    """Counts connections and bytes, and says which has to go where there are too many. O(1) a call, amortised.
+    """Counts connections and bytes, and decides which must go if there are too many. O(1) a call, amortised.
 
-    Bytes: an eighth of `max_bytes` is for requests whose key has not been checked. Where a new one needs more, those
-    that came first are turned away, as a head that is meant well is whole within milliseconds. The rest is for the
-    others. A tenant's key may take as many of these as are still free, so one tenant gets half, two a third each
-    (dynamic thresholds: Choudhury and Hahne, 1998).
+    Bytes: an eighth of `max_bytes` is for requests whose key has not been checked. If a new one needs more, the oldest
+    are turned away, since an honest head is complete within milliseconds. The rest is for all others. A tenant's key
+    may take as many of these as are still free, so one tenant gets half, two get a third each (dynamic thresholds:
+    Choudhury and Hahne, 1998).
 
-    Connections: half of `max_files` descriptors, as each may need another one to an instance. A new one beyond them
-    takes the place of the first that has shown no key yet, and is refused where all have.
+    Connections: half of `max_files` descriptors, as each may need another one to an instance. A new connection beyond
+    them replaces the oldest one that has shown no key yet, and is refused if all have.
     """
 
     def __init__(self, max_bytes: int, max_files: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -113,11 +113,11 @@ class ClientLimits:
 
     @property
     def connections(self) -> int:
-        """Connections that are open."""
+        """Open connections."""
         return len(self._authenticated) + len(self._unauthenticated)
 
     def enter(self, connection: ClientConnection, file: int) -> bool:
-        """Whether a new connection may stay, which has this descriptor: the system gives the lowest that is free."""
+        """Whether a new connection may stay; `file` is its descriptor, the lowest free one."""
         self._unauthenticated[connection] = None
         if self.connections <= self.max_connections and file < self._last_file:
             return True
@@ -131,7 +131,7 @@ class ClientLimits:
         return True
 
     def leave(self, connection: ClientConnection) -> None:
-        """A connection has ended. Later calls change nothing."""
+        """A connection ended. Later calls change nothing."""
         self._unauthenticated.pop(connection, None)
         self._authenticated.discard(connection)
 
@@ -159,11 +159,11 @@ class ClientLimits:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are held now."""
+        """Bytes held now."""
         return self._unchecked_bytes + self._checked_bytes
 
     def hold(self, request: HeldRequest) -> None:
-        """Count a request that has grown. Raises GatewayError (429) where that is too much."""
+        """Count the growth of a request. Raises GatewayError (429) if that is too much."""
         more = request.size - request.counted
         if request.released or request.streamed or more <= 0:
             return
@@ -177,9 +177,9 @@ class ClientLimits:
             request.counted = request.size
 
     def admit(self, request: HeldRequest, tenant: str) -> None:
-        """A request's key has been checked: its connection stays, and its bytes count with those of its tenant.
+        """A request's key was checked: its connection may stay, and its bytes count for its tenant.
 
-        Raises GatewayError (429) where that is too much.
+        Raises GatewayError (429) if that is too much.
         """
         connection = request.connection
         if self._unauthenticated.pop(connection, self) is None:
@@ -191,7 +191,7 @@ class ClientLimits:
         request.tenant, request.counted = tenant, request.size
 
     def release(self, request: HeldRequest) -> None:
-        """The answer to a request has ended, or its connection has. Later calls change nothing."""
+        """The answer to a request, or its connection, has ended. Later calls change nothing."""
         if request.released:
             return
         if request.tenant is None:

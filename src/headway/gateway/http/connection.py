@@ -1,4 +1,4 @@
-"""One client's connection: limits on request heads, and on clients that neither send nor read."""
+"""One client's connection, with limits on request heads, and on clients that neither send nor read."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ MAX_HEADERS = 100
 MAX_PIPELINED = 100
 """Requests of one connection that may wait for the answer to an earlier one."""
 MAX_IGNORED_BYTES = 64 * 2**20
-"""So much of a body is read and dropped after its request was refused: many clients send all before they listen."""
+"""Bytes read and dropped after a request was refused: many clients send everything before they listen."""
 _PIECE_BYTES = 16 * 2**10
-"""The parser is fed pieces of this size, so it runs past a limit by one piece at most."""
+"""The parser gets pieces of this size, so it exceeds a limit by at most one piece."""
 _SEPARATOR_BYTES = 4
-"""A colon, a space and the end of the line."""
+"""A colon, a space and the line end."""
 
 
 class Connection(HttpToolsProtocol):
-    """uvicorn's connection, which limits only the idle time after an answer, with more limits.
+    """uvicorn's connection, which only limits idle time after an answer, with more limits.
 
-    A request whose head is too large is refused, and the connection ends. The head is everything that is not body:
-    URL, headers, trailers, chunk lines with their extensions. It may have MAX_HEAD_BYTES and MAX_HEADERS in all. Chunk
-    lines are free as long as they are half as long as their chunks. A connection with over MAX_PIPELINED requests that
-    wait for the answer to an earlier one is cut. What all connections may hold together is for `ClientLimits` to say.
+    A request with too large a head is refused, and the connection ends. The head is everything except the body: URL,
+    headers, trailers, and chunk lines with their extensions. It may have MAX_HEAD_BYTES and MAX_HEADERS in all. Chunk
+    lines are free while they are at most half as long as their chunks. A connection with over MAX_PIPELINED unanswered
+    requests is cut. `ClientLimits` limits all connections together.
 
     A request to upgrade the connection is answered without the upgrade, and the connection ends. With a body it is
-    refused, since the parser takes that body for the next request; so is one for a WebSocket.
+    refused, since the parser would take that body for the next request; so is a WebSocket.
 
-    A connection ends if a request's head is not complete STALLED_S after its first byte (after the connection's start
-    for the first request). It also ends if a client takes nothing of a waiting answer for STALLED_S; the request is
-    then cancelled. TCP keep-alive finds clients that have vanished.
+    A connection ends if a request's head is incomplete STALLED_S after its first byte (for the first request, after the
+    connection's start). It also ends if a client reads nothing of a waiting answer for STALLED_S; the request is then
+    cancelled. TCP keep-alive finds clients that have vanished.
     """
 
     def __init__(self, limits: ClientLimits, *args: Any, **kwargs: Any) -> None:
@@ -57,7 +57,7 @@ class Connection(HttpToolsProtocol):
         self._unread_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request, if the limits leave room for the connection."""
+        """Wait for the first request, if the limits have room for the connection."""
         super().connection_made(transport)
         connected = transport.get_extra_info("socket")
         if connected is not None:
@@ -68,7 +68,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._limits.full())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more, and tell the request that is being answered; uvicorn tells the newest one."""
+        """Stop waiting, and tell the request that is being answered; uvicorn tells only the newest one."""
         self._head_is_here()
         self._stop_looking()
         self._limits.leave(self)
@@ -81,10 +81,10 @@ class Connection(HttpToolsProtocol):
             _disconnect(self._answered)
         super().connection_lost(exc)
 
-    # ---- what a client sends ----------------------------------------------------------------------------------------
+    # ---- input ------------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser in pieces. Bytes between two requests are the beginning of a head."""
+        """Feed the parser in pieces. Bytes between two requests begin a head."""
         if self._head_due is None and self.cycle is not None and self.cycle.response_complete:
             self._await_head()
         pieces = memoryview(data)
@@ -108,13 +108,13 @@ class Connection(HttpToolsProtocol):
         self.scope[HELD] = self._held  # type: ignore[literal-required]
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Count a header, or a trailer, and keep it."""
+        """Count and keep a header or trailer."""
         if len(self.headers) == MAX_HEADERS:
             self._stop_parsing(self._too_large())
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Start the request. From now on its body has a time limit of its own (`asgi_client.body_pieces`)."""
+        """Start the request. From now on its body has its own time limit (`asgi_client.body_pieces`)."""
         headers_bytes = sum(len(name) + len(value) + _SEPARATOR_BYTES for name, value in self.headers)
         self._head_bytes = len(self.url) + headers_bytes
         if self._head_bytes > MAX_HEAD_BYTES:
@@ -129,12 +129,12 @@ class Connection(HttpToolsProtocol):
         if upgrades:
             self.cycle.keep_alive = False
         if 0 < len(self.pipeline) < MAX_PIPELINED:
-            self.flow.resume_reading()  # else the end of the connection would not be noticed
-        # Trailers are added to this copy: they count, and never become headers of the request.
+            self.flow.resume_reading()  # otherwise the connection's end would go unnoticed
+        # Trailers go to this copy: they count, and never become headers of the request.
         self.headers = list(self.headers)
 
     def on_body(self, body: bytes) -> None:
-        """Two bytes of the body pay for themselves and for a byte of their chunk's line, never for the head."""
+        """Two bytes of body pay for themselves and for one byte of their chunk's line, never for the head."""
         self._unpaid_bytes = max(self._head_bytes, self._unpaid_bytes - len(body) * 3 // 2)
         self._body_bytes += len(body)
         super().on_body(body)
@@ -145,7 +145,7 @@ class Connection(HttpToolsProtocol):
         assert held is not None
         held.is_whole = True
         held.size = self._head_bytes + COPIES * self._body_bytes
-        if held.tenant is not None or self.pipeline:  # else its key is about to be checked
+        if held.tenant is not None or self.pipeline:  # otherwise its key is about to be checked
             try:
                 self._limits.hold(held)
             except GatewayError as refusal:
@@ -153,7 +153,7 @@ class Connection(HttpToolsProtocol):
         self._unpaid_bytes = self._head_bytes = 0
         super().on_message_complete()
         if self._answered is self.cycle:
-            self.flow.resume_reading()  # else the end of the connection would not be noticed
+            self.flow.resume_reading()  # otherwise the connection's end would go unnoticed
 
     def on_response_complete(self) -> None:
         """The answered request holds nothing any more."""
@@ -167,7 +167,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(refusal)
 
     def _hold(self, held: HeldRequest) -> bool:
-        """Count a request that has not come whole; whether the connection goes on."""
+        """Count an incomplete request; return whether the connection continues."""
         if held.released:
             if self._body_bytes > MAX_IGNORED_BYTES:
                 self.transport.abort()
@@ -190,12 +190,12 @@ class Connection(HttpToolsProtocol):
         return head_too_large(MAX_HEAD_BYTES, MAX_HEADERS)
 
     def _stop_parsing(self, refusal: GatewayError) -> None:
-        """Raise in a callback of the parser, which ends in `send_400_response`."""
+        """Raise inside a parser callback, which leads to `send_400_response`."""
         self._refusal = refusal
         raise refusal
 
     def _refuse(self, refusal: GatewayError) -> None:
-        """Answer and end the connection; only end it where the answer would follow, or break, another one."""
+        """Answer and end the connection; only end it if the answer would follow, or break, another one."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             _disconnect(cycle)
@@ -224,10 +224,10 @@ class Connection(HttpToolsProtocol):
             self._head_due.cancel()
             self._head_due = None
 
-    # ---- what a client reads -----------------------------------------------------------------------------------------
+    # ---- output -----------------------------------------------------------------------------------------------------
 
     def pause_writing(self) -> None:
-        """More lies here than fits: look now and then whether it becomes less."""
+        """The output buffer is full: check from time to time whether it drains."""
         super().pause_writing()
         self._look_later()
 
@@ -237,7 +237,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
 
     def timeout_keep_alive_handler(self) -> None:
-        """No other request has come. A client that has not even read the last answer is not waited for."""
+        """No further request has arrived. A client that has not even read the last answer is cut."""
         if self.transport.get_write_buffer_size():
             self.transport.abort()
         else:

@@ -1,4 +1,4 @@
-"""Server-sent events of an answer: bytes in, the same bytes out, and what the gateway needs to know of them."""
+"""Server-sent events of an answer: passes the bytes on, and extracts what the gateway needs to know."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 MAX_LINE_BYTES = 64 * 2**20
-"""A line longer than this is no event."""
+"""A longer line is not accepted as an event."""
 
 EVENT_NAME = b"event:"
 _FIELD = b"data:"
@@ -27,8 +27,9 @@ _REASON = "headway:"
 _COMPLETION_TOKENS = re.compile(rb'"completion_tokens": ?([0-9]{1,9})')
 _TOKEN_IDS = re.compile(rb'"token_ids": ?\[([0-9, ]*)\]')
 _PROMPT_IDS = re.compile(rb'("prompt_token_ids": ?)\[([0-9, ]*)\]')
-"""Inside a JSON text these quotes would be escaped, so a match is never part of one. One pattern for both would be
-looked for at each quote, and searches are most of what a piece of a stream costs."""
+"""Inside JSON text these quotes would be escaped, so a match is never part of one. A single pattern for both fields
+would be tried at each quote, and searches are most of the cost of a piece of a stream.
+"""
 _EVENT = re.compile(rb"data: ?\{")
 _NO_CHOICES = re.compile(rb'"choices": ?\[\]')
 _NEWLINE = ord("\n")
@@ -54,7 +55,7 @@ _decode_any = msgspec.json.Decoder(dict[str, Any]).decode
 class Halt:
     """An event that is not passed on: a policy's departure, or (`departure` None) an error of the instance.
 
-    A departure for a reason that only a newer instance knows is taken for an error.
+    A departure with an unknown reason, from a newer instance, counts as an error.
     """
 
     departure: Departure | None
@@ -62,14 +63,14 @@ class Halt:
 
 
 class WholeAnswer(NamedTuple):
-    """What an answer in one piece says: how many tokens it has, and whether it will not come after all."""
+    """Facts about an answer in one piece: its number of tokens, and whether it will not come after all."""
 
     tokens: int
     halt: Halt | None
 
 
 class Lines:
-    """Cuts a stream after whole lines, which end in a newline and nothing else. O(bytes), however they were cut."""
+    """Splits a stream after whole lines, which end in a newline only. O(bytes), however they are cut."""
 
     __slots__ = ("_rest",)
 
@@ -77,7 +78,7 @@ class Lines:
         self._rest = bytearray()
 
     def take(self, data: bytes) -> bytes:
-        """The whole lines there are by now. Raises UpstreamError for one longer than MAX_LINE_BYTES."""
+        """The whole lines received so far. Raises UpstreamError for a line over MAX_LINE_BYTES."""
         if not self._rest and data.endswith(b"\n"):
             return data
         cut = data.rfind(b"\n") + 1
@@ -92,20 +93,20 @@ class Lines:
 
     @property
     def rest(self) -> bytes:
-        """The line that has no end yet."""
+        """The unfinished line."""
         return bytes(self._rest)
 
 
 @dataclass(slots=True, kw_only=True)
 class Events(ABC):
-    """What a stream's bytes go through on their way to the client, and what they have said so far.
+    """Processes a stream's bytes on their way to the client, and keeps what they said.
 
-    `halt` is set once an event says that the answer will not go on; nothing after it is returned. `finished`: its
-    finish reason has passed; `counted`: the token counts after that have; `done`: the end mark has. `parsed`: a
-    parser of the instance made something of the text (reasoning, tool calls). `refused`: an error in the request has
-    passed, which is the client's to see and no answer. `tokens` have passed, or events where token ids were not asked
-    for. `sent_ids` are the ids of the tokens that passed, `prompt_ids` those of the prompt, both as JSON numbers with
-    commas between, empty where they were not asked for.
+    `halt` is set once an event says that the answer will not continue; nothing after it is returned. `finished`: the
+    finish reason has passed; `counted`: the token counts after it have; `done`: the end mark has. `parsed`: a parser of
+    the instance transformed the text (reasoning, tool calls). `refused`: an error in the request has passed, which is
+    for the client to see and no answer. `tokens` have passed, or events if token ids were not requested. `sent_ids` are
+    the ids of the passed tokens, `prompt_ids` those of the prompt, both as JSON numbers with commas between, empty if
+    they were not requested.
     """
 
     halt: Halt | None = None
@@ -121,24 +122,24 @@ class Events(ABC):
 
     @property
     def rest(self) -> bytes:
-        """What came after the last whole line, to be passed on when the stream ends well."""
+        """What came after the last whole line, to be passed on if the stream ends well."""
         return self._lines.rest
 
     @abstractmethod
     def begins(self, data: bytes) -> bool:
-        """Whether what `take` returned has more than a chat's role and comments.
+        """Whether the result of `take` has more than a chat's role and comments.
 
-        Raises UpstreamError if it has anything else than events of an answer.
+        Raises UpstreamError if it has anything other than events of an answer.
         """
 
     @abstractmethod
     def take(self, data: bytes) -> bytes:
-        """What of it can be sent on now: whole lines. Raises UpstreamError for what is no stream of events."""
+        """The part of the data that can be sent now: whole lines. Raises UpstreamError if it is no stream of events."""
 
 
 @dataclass(slots=True, kw_only=True)
 class TakenUpEvents(Events):
-    """Events of an instance that takes up a stream which another has begun: read line by line, up to a halt."""
+    """Events of an instance that continues a stream begun by another; read line by line, up to a halt."""
 
     def take(self, data: bytes) -> bytes:
         """See `Events`."""
@@ -149,26 +150,26 @@ class TakenUpEvents(Events):
         return bytes(shown)
 
     def begins(self, data: bytes) -> bool:
-        """The answer has begun long ago."""
+        """True: the answer began long ago."""
         return True
 
     @property
     def rest(self) -> bytes:
-        """Nothing: what has no end is not passed on."""
+        """Empty: an unfinished line is not passed on."""
         return b""
 
     @abstractmethod
     def _line(self, line: bytes) -> bytes:
-        """What of one line goes to the client."""
+        """The part of a line that goes to the client."""
 
 
 @dataclass(slots=True, kw_only=True)
 class PassedEvents(Events):
-    """The first instance's events, as they are but for token ids that the client did not ask for (`hide_ids`).
+    """The first instance's events, unchanged except for token ids that the client did not request (`hide_ids`).
 
-    `with_ids`: the instance was asked for token ids. Several answers may share the stream: the first that a policy
-    ends halts all of them. `keep` is given what passes. O(bytes): events are decoded only where a few bytes of them say
-    that they may be special.
+    `with_ids`: the instance was asked for token ids. If several answers share the stream, the first one that a policy
+    ends halts all of them. `keep` receives what passes. O(bytes): events are decoded only if a few of their bytes
+    suggest that they are special.
     """
 
     with_ids: bool = False
@@ -208,7 +209,7 @@ class PassedEvents(Events):
         return False
 
     def _without_ids(self, data: bytes) -> bytes:
-        """Note the token ids, and leave them out if they are to be hidden."""
+        """Record the token ids, and remove them if they are to be hidden."""
         found = _TOKEN_IDS.findall(data)
         ids = b",".join(filter(None, found))
         if ids:
@@ -220,7 +221,7 @@ class PassedEvents(Events):
         return self._without_prompt_ids(data)
 
     def _without_prompt_ids(self, data: bytes) -> bytes:
-        """Note the prompt's token ids, which stand in few events, and leave them out if they are to be hidden."""
+        """Record the prompt's token ids, which few events contain, and remove them if they are to be hidden."""
         while b'"prompt_token_ids":[' in data or b'"prompt_token_ids": [' in data:
             match = _PROMPT_IDS.search(data)
             if match is None:
@@ -232,7 +233,7 @@ class PassedEvents(Events):
         return data
 
     def _until_halt(self, data: bytes) -> bytes:
-        """The lines before one that says the answer halts, if there is such a one."""
+        """The lines before one that says the answer halts, if there is one."""
         place = 0
         for line in data.split(b"\n"):
             self.halt = halt_of(line)
@@ -244,12 +245,12 @@ class PassedEvents(Events):
 
 
 def begins_line(data: bytes, place: int) -> bool:
-    """Whether a line begins there. An answer may hold any words, but not so: JSON escapes newlines."""
+    """Whether a line begins there. Text in an answer cannot look like this: JSON escapes newlines."""
     return place == 0 or data[place - 1] == _NEWLINE
 
 
 def has_end_mark(lines: bytes) -> bool:
-    """Whether a line of a stream's last lines is the end mark."""
+    """Whether one of a stream's last lines is the end mark."""
     at = lines.rfind(_END_WORD)
     start = lines.rfind(b"\n", 0, at) + 1
     return at >= 0 and lines[start:at].rstrip() == _FIELD
@@ -260,21 +261,21 @@ MOST_UNREAD_BYTES = 2**16
 
 @dataclass(slots=True, kw_only=True)
 class EventsKept(ABC):
-    """Events that the client has. They are read when another answer is held against them, or once they are many.
+    """Events that the client has. They are decoded when another answer is compared with them, or once there are many.
 
-    Most answers end before: to decode each event costs more than to pass it on. O(bytes).
+    Most answers end before: decoding each event costs more than passing it on. O(bytes).
     """
 
     _unread: bytearray = field(default_factory=bytearray)
 
     def keep(self, lines: bytes) -> None:
-        """Whole lines have gone to the client. Raises UpstreamError as `read`."""
+        """Whole lines went to the client. Raises UpstreamError as `read` does."""
         self._unread += lines
         if len(self._unread) > MOST_UNREAD_BYTES:
             self.read()
 
     def read(self) -> None:
-        """Note all that was kept, each event with its name as its type. Raises UpstreamError for what is no event."""
+        """Process all kept lines, each event with its name as its type. Raises UpstreamError for an invalid event."""
         unread, self._unread = bytes(self._unread), bytearray()
         name = b""
         for line in unread.split(b"\n"):
@@ -288,11 +289,11 @@ class EventsKept(ABC):
 
     @abstractmethod
     def note(self, event: dict[str, Any]) -> None:
-        """An event has gone to the client."""
+        """Record an event that went to the client."""
 
 
 def comments_apart(lines: bytes) -> tuple[bytes, bytes]:
-    """The comments among whole lines, each with the empty line after it, and the other lines. O(bytes)."""
+    """Split whole lines into comments, each with the empty line after it, and other lines. O(bytes)."""
     if not lines.startswith(b":") and b"\n:" not in lines:
         return b"", lines
     comments = b"".join(_COMMENT.findall(lines))
@@ -300,7 +301,7 @@ def comments_apart(lines: bytes) -> tuple[bytes, bytes]:
 
 
 def payload(line: bytes) -> bytes | None:
-    """What a `data:` line holds; None for any other line, and for the end mark."""
+    """The content of a `data:` line; None for any other line, and for the end mark."""
     if not line.startswith(_FIELD):
         return None
     found = line[len(_FIELD) :].strip()
@@ -308,12 +309,12 @@ def payload(line: bytes) -> bytes | None:
 
 
 def is_end_mark(line: bytes) -> bool:
-    """Whether a line is the end mark, whole or without the newline that a server forgot."""
+    """Whether a line is the end mark, with or without a newline."""
     return line.startswith(_FIELD) and payload(line) is None
 
 
 def halt_of(line: bytes) -> Halt | None:
-    """The halt that a line announces: an error, or a policy that ended one of the answers; None for any other line."""
+    """The halt that a line announces: an error, or a policy that ended one of the answers; None for other lines."""
     found = payload(line)
     if found is None or (b"headway:" not in found and b'"error"' not in found):
         return None
@@ -333,20 +334,20 @@ def halt_of(line: bytes) -> Halt | None:
 
 
 def whole_of(body: bytes) -> WholeAnswer:
-    """What an answer in one piece says. Raises UpstreamError for what is no answer."""
+    """Read an answer in one piece. Raises UpstreamError if it is not an answer."""
     halt = halt_of(_FIELD + body)
     count = _COMPLETION_TOKENS.search(body)
     return WholeAnswer(int(count[1]) if count else 0, halt)
 
 
 def refuses(line: bytes) -> bool:
-    """Whether a line that does not halt the answer says that the request was in error."""
+    """Whether a line that does not halt the answer reports an error in the request."""
     found = payload(line)
     return found is not None and b'"error"' in found and error_of(_decode(found)) is not None
 
 
 def begins_answer(line: bytes) -> bool:
-    """Whether an event is more than the role that a chat's stream begins with.
+    """Whether an event has more than the role with which a chat's stream begins.
 
     Raises UpstreamError if it is no event of an answer.
     """
@@ -358,7 +359,7 @@ def begins_answer(line: bytes) -> bool:
 
 
 def _role_only(choice: _Choice) -> bool:
-    """Whether all that a chat's choice has is its role: reasoning and tool calls may come in the same event."""
+    """Whether a chat's choice has only a role: reasoning and tool calls may come in the same event."""
     delta = choice.delta
     if choice.finish_reason is not None or delta is None or delta.get("role") is None:
         return False
@@ -366,7 +367,7 @@ def _role_only(choice: _Choice) -> bool:
 
 
 def read_event(found: bytes) -> dict[str, Any]:
-    """An event whole. Raises UpstreamError for what is none."""
+    """Decode an event. Raises UpstreamError if it is invalid."""
     return _decoded(_decode_any, found)
 
 

@@ -1,4 +1,4 @@
-"""API keys: whose requests are accepted, as which tenant's, and what a tenant's key may ask for."""
+"""API keys: which requests are accepted, for which tenant, and what a tenant's key may ask for."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from headway.gateway.http.api import APIS, EXPLAIN_PATHS, is_of_batches, respons
 from headway.gateway.http.refusal import GatewayError
 
 ENVIRONMENT = "HEADWAY_API_KEYS"
-"""Keys without tenants, with commas or white space between them."""
+"""Environment variable with keys without tenants, separated by commas or white space."""
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Accepted keys, each with its tenant (empty: the client names its own). Without any, all may ask."""
+    """Accepted keys, each with its tenant (empty: the client names its own). Without keys, every client may ask."""
 
     tenants: Mapping[bytes, str] = field(default_factory=dict, repr=False)
     _by_digest: Mapping[bytes, str] = field(init=False, repr=False, compare=False)
@@ -32,9 +32,9 @@ class Keys:
         return bool(self.tenants)
 
     def tenant_of(self, authorization: bytes) -> str | None:
-        """The tenant of the key in an `Authorization` header (a bearer token, or a basic password); None: no such key.
+        """The tenant of the key in an `Authorization` header (a bearer token, or a basic password); None: unknown key.
 
-        Digests are compared, so that no time tells how much of a key was right. O(1).
+        Digests are compared, so that timing does not reveal how much of a key was right. O(1).
         """
         return self._by_digest.get(_digest(_given_key(authorization)))
 
@@ -43,10 +43,10 @@ NO_KEYS = Keys()
 
 
 def read_keys(path: Path | None, environment: Mapping[str, str]) -> Keys:
-    """Keys from a file (a line: KEY [TENANT]; # begins a comment line) and from HEADWAY_API_KEYS.
+    """Read keys from a file (a line: KEY [TENANT]; # begins a comment line) and from HEADWAY_API_KEYS.
 
-    Raises ConfigError for a file that cannot be read, or holds no key, a line of more than two words, a key twice, or
-    a tenant that is too long.
+    Raises ConfigError for a file that cannot be read or has no key, a line of more than two words, a repeated key, or a
+    tenant that is too long.
     """
     found = {key.encode(): "" for key in environment.get(ENVIRONMENT, "").replace(",", " ").split()}
     if path is None:
@@ -98,14 +98,14 @@ _WITHOUT_TOKENS = frozenset({
     "/v1/completions/render", "/v1/completions/derender", "/v1/chat/completions/render",
     "/v1/chat/completions/derender", "/v1/responses/render", "/version", "/v1/models", "/openapi.json",
 })  # fmt: skip
-"""Paths that generate nothing, and whose answers are the same for all tenants."""
+"""Paths that generate no tokens, and whose answers are the same for all tenants."""
 
 
 def check_key(path: str, key_tenant: str) -> None:
-    """Raise GatewayError (403) where a tenant's key asks for what is not the tenant's own.
+    """Raise GatewayError (403) if a tenant's key asks for something beyond the tenant.
 
-    The list names what is allowed: vLLM has several paths to most of its functions, and instances may have all of
-    them under a `--root-path` once more. Figures of all tenants (`/metrics`, `/dashboard`, `/shadow`) are not on it.
+    The list names what is allowed: vLLM has several paths to most of its functions, and instances may repeat all of
+    them under a `--root-path`. Data about all tenants (`/metrics`, `/dashboard`, `/shadow`) is not on it.
     """
     explained = any(path == each or path.startswith(f"{each}/") for each in EXPLAIN_PATHS)
     if (

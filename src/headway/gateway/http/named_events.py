@@ -1,4 +1,4 @@
-"""Answers of the APIs whose events have names: passed on as they are, and what the gateway needs to know of them."""
+"""Answers of APIs whose events have names: passed on unchanged, with what the gateway needs to know extracted."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _BEFORE_TOKENS = frozenset({
 })  # fmt: skip
 _ENDS = frozenset({b"message_stop", b"response.completed", b"response.incomplete"})
 _TELLING = frozenset({b"message_delta", b"response.completed", b"response.failed", b"error"})
-"""The events that are read; of all others the name says enough."""
+"""The events that are decoded; for all others the name suffices."""
 _COUNTS = b"message_delta"
 _MESSAGE = "message"
-"""What Anthropic's answer in one piece is called."""
+"""The type of Anthropic's answer in one piece."""
 
 
 class _Usage(msgspec.Struct):
@@ -39,7 +39,7 @@ class _Response(msgspec.Struct):
 
 
 class _NamedEvent(MaybeError):
-    """A whole answer too has what is read here."""
+    """The decoded fields of an event or of a whole answer."""
 
     type: str = ""
     usage: _Usage | None = None
@@ -57,8 +57,8 @@ class NamedEvents(Events):
     """The events of `/v1/responses` and `/v1/messages`. See `events.Events`; tokens are counted by their events.
 
     In these APIs vLLM does not say that a policy ended a request. An answer without a token, or a message without a
-    reason for its end, is taken for `left`; as it is where that is None, of an instance that has no policy. `keep` is
-    given what passes. O(bytes).
+    stop reason, counts as ended for the reason `left`; if `left` is None, for an instance without a policy, it passes
+    unchanged. `keep` receives what passes. O(bytes).
     """
 
     left: Departure | None = None
@@ -66,7 +66,7 @@ class NamedEvents(Events):
     _begun: bool = False
     _name: bytes = b""
     _held: bytes = b""
-    """The line with the name of an event whose data have not come: both are passed on, or neither."""
+    """The name line of an event whose data have not arrived: both are passed on, or neither."""
 
     def take(self, data: bytes) -> bytes:
         """See `events.Events`."""
@@ -98,7 +98,7 @@ class NamedEvents(Events):
         return self._held + self._lines.rest
 
     def _note(self, line: bytes) -> None:
-        """What an event says."""
+        """Process an event's data."""
         found = payload(line)
         if found is None:
             self.done = self.done or is_end_mark(line)
@@ -120,7 +120,7 @@ class NamedEvents(Events):
         self.done = self.done or name in _ENDS
 
     def _fails(self, error: StreamError) -> None:
-        """An error of the instance's own halts the answer; an error in the request is the client's to see."""
+        """Halt on an error of the instance; an error in the request is passed to the client."""
         self.halt = None if error.by_request else Halt(None, error.message)
         self.refused = self.done = error.by_request
 
@@ -134,7 +134,7 @@ class NamedEvents(Events):
 
 
 def named_whole(body: bytes, left: Departure | None) -> WholeAnswer:
-    """What an answer in one piece says; `left` as for `NamedEvents`. Raises UpstreamError for what is no answer."""
+    """Read an answer in one piece; `left` as in `NamedEvents`. Raises UpstreamError if it is not an answer."""
     answer = _read(body)
     error = error_of(answer) or (answer.status == "failed" and judged(ErrorFields("the response failed")))
     if error:
@@ -145,7 +145,9 @@ def named_whole(body: bytes, left: Departure | None) -> WholeAnswer:
 
 
 def _ended(usage: _Usage | None, left: Departure | None, *, unexplained: bool = False) -> Halt | None:
-    """Whether a policy ended it: any answer has a token, be it the one that ends it, and a message says why it ends."""
+    """Whether a policy ended it: every answer has a token, if only the one that ends it, and a message has a stop
+    reason.
+    """
     if left is None or usage is None or (usage.output_tokens != 0 and not unexplained):
         return None
     return Halt(left, "ended by the policy")

@@ -1,4 +1,4 @@
-"""What a gateway is told when it is started."""
+"""The gateway's start-up options."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from headway.setting import COUNT, NOT_NEGATIVE, POSITIVE_SECONDS, SECONDS, Sett
 
 MIB = 2**20
 BODIES_HELD = 5
-"""So many of the largest bodies have to fit: with half of the room, a tenant can send one."""
+"""Number of largest bodies that must fit at once: a tenant may use half of the room, and needs two copies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cors:
-    """Which pages of other origins may read the gateway's answers: vLLM's flags, in Starlette's words."""
+    """Which pages of other origins may read the gateway's answers: vLLM's flags, in Starlette's terms."""
 
     allow_origins: tuple[str, ...]
     allow_methods: tuple[str, ...] = ("*",)
@@ -33,8 +33,9 @@ class GatewayOptions:
     - `slo`: targets of requests that name none.
     - `max_in_flight`, `max_queue` and `max_per_tenant` count sequences: one for each prompt of a request, times `n`. A
       request has at most `max_sequences`.
-    - `max_in_flight` are sent to each instance at a time; where some are kept free for hand-offs, so many times the
-      instances to all. Other requests wait in the queue. Headway's instances order better than that.
+    - `max_in_flight` are sent to each instance at a time. Where places are kept free for hand-offs, the limit is for
+      all instances together: `max_in_flight` times their number. Other requests wait in the queue. Headway's instances
+      order better than that.
     - `max_queue` sequences may be without their first token, in the queue and at instances, each for `max_age_s`.
     - `max_buffered_mib` bounds what all clients make the gateway hold together (`ClientLimits`).
     - `trust_tenants`: a tenant that a client names without a key has a share of its own; else the name is a label.
@@ -159,10 +160,10 @@ class GatewayOptions:
 
     @property
     def names_tenants(self) -> bool:
-        """Whether a tenant that a client names has a share: its key stands for it, or `trust_tenants` does."""
+        """Whether a tenant named by a client has a share: it is backed by a key, or by `trust_tenants`."""
         return bool(self.keys) or self.trust_tenants
 
     @property
     def max_body_bytes(self) -> int:
-        """Size of a request that is still read."""
+        """Largest request body that is read."""
         return self.max_body_mib * MIB

@@ -1,4 +1,4 @@
-"""Errors that the gateway answers with itself, in OpenAI's shape."""
+"""Errors with which the gateway itself answers, in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ RETRY_NO_INSTANCE_S = 5
 
 
 class GatewayError(Exception):
-    """A request is answered with an HTTP error of the gateway's own, nothing of an answer having been sent.
+    """A request is answered with an HTTP error of the gateway's own, before any of an answer was sent.
 
-    `code` is the reason for machines, `retry_after_s` whole seconds after which to try again. `outcome` is what
-    the request counts as, if it had been taken in.
+    `code` is the machine-readable reason, `retry_after_s` whole seconds until a retry. `outcome` is what the request
+    counts as, if it was taken in.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class GatewayError(Exception):
         self.outcome = Outcome.SHED if status == 429 else Outcome.FAILED
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Let a refusal pass from one process to another: an exception keeps one argument by itself."""
+        """Support pickling, for which an exception keeps only one argument by itself."""
         return GatewayError, (self.status, self.code, self.message), self.__dict__
 
     @property
@@ -62,7 +62,7 @@ class GatewayError(Exception):
         """Headers of the answer."""
         headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(self.body))]
         if self.status == 408:
-            headers.append((b"connection", b"close"))  # what is still to come of the body is not waited for
+            headers.append((b"connection", b"close"))  # the rest of the body is not read
         if self.retry_after_s is not None:
             headers.append((b"retry-after", b"%d" % self.retry_after_s))
         if self.status == 401:
@@ -71,13 +71,13 @@ class GatewayError(Exception):
 
 
 def refused(refusal: GatewayError) -> Response:
-    """A refusal as one of the gateway's own pages answers it."""
+    """A refusal as the answer of one of the gateway's own pages."""
     headers = {name.decode(): value.decode() for name, value in refusal.headers}
     return Response(refusal.body, status_code=refusal.status, headers=headers)
 
 
 def json_page(answer: object) -> Response:
-    """An answer of the gateway's own as JSON that no cache keeps."""
+    """An answer of the gateway's own as uncacheable JSON."""
     return Response(
         msgspec.json.encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"}
     )
@@ -90,7 +90,7 @@ def bad_request(message: str, param: str | None = None) -> GatewayError:
 
 def too_large(limit_bytes: int) -> GatewayError:
     """HTTP 413."""
-    message = f"the body is longer than {limit_bytes} bytes; accepted: up to so many"
+    message = f"the body is too long; accepted: up to {limit_bytes} bytes"
     return GatewayError(413, "body_too_large", message)
 
 
@@ -126,29 +126,29 @@ def stalled(bytes_per_s: int, patience_s: float, longest_s: float) -> GatewayErr
 
 
 def no_instance(why: str = "no instance is ready") -> GatewayError:
-    """HTTP 503: no instance can serve. One that restarts needs longer than one that missed a check."""
+    """HTTP 503: no instance can serve. A restarting instance needs longer than one that missed a check."""
     return GatewayError(503, "no_instance", f"{why}; try again later", retry_after_s=RETRY_NO_INSTANCE_S)
 
 
 def closing() -> GatewayError:
-    """HTTP 503: the gateway is being stopped; behind a load balancer another one is there at once."""
+    """HTTP 503: the gateway is stopping. A load balancer has another one at once."""
     return GatewayError(503, "closing", "the gateway is being stopped", retry_after_s=1)
 
 
 def error_body(message: str, kind: str, code: str | int, param: str | None = None) -> bytes:
-    """An error as JSON, for clients of OpenAI's API and of Anthropic's alike: the latter have a type on top."""
+    """An error as JSON for clients of OpenAI's and Anthropic's APIs; the latter expect a type at the top."""
     error = {"message": message, "type": kind, "param": param, "code": code}
     return msgspec.json.encode({"type": "error", "error": error})
 
 
 def error_event(message: str, code: str, *, named: bool) -> bytes:
-    """The end of a stream that cannot go on."""
+    """The last event of a stream that cannot continue."""
     return _last_event(error_body(message, _STATUS_TYPES[502], code), named=named)
 
 
 def error_as_event(status: int, body: bytes, *, named: bool) -> bytes:
-    """The end of a stream whose head was out before an error came: the error as it is, if it has OpenAI's shape."""
-    from headway.http_client import message_of  # aiohttp: not for `--help`
+    """The last event of a stream whose head was out before an error: the error itself, if it has OpenAI's shape."""
+    from headway.http_client import message_of  # imports aiohttp, too slow for `--help`
 
     if message_of(body) is None:
         shown = f"HTTP {status}: {body[:200].decode(errors='replace')}"
@@ -157,6 +157,6 @@ def error_as_event(status: int, body: bytes, *, named: bool) -> bytes:
 
 
 def _last_event(body: bytes, *, named: bool) -> bytes:
-    """An error as an event, with a name where events have one, else with the end mark behind it."""
+    """An error as an event, with a name if events have names, else followed by the end mark."""
     event = b"data: " + body + b"\n\n"
     return b"event: error\n" + event if named else event + b"data: [DONE]\n\n"

@@ -1,4 +1,4 @@
-"""Errors inside a stream, in the words of OpenAI, vLLM, SGLang, Anthropic and this gateway."""
+"""Errors inside a stream, in the formats of OpenAI, vLLM, SGLang, Anthropic and this gateway."""
 
 from __future__ import annotations
 
@@ -7,25 +7,27 @@ from typing import NamedTuple
 import msgspec
 
 NOT_NOW = (408, 429)
-"""Client errors that are about the moment: the same request may be served elsewhere, or later."""
+"""Client errors that depend on the moment: the request may be served elsewhere, or later."""
 
 _ERROR = "error"
 _REQUESTS_FAULT = frozenset({
     "invalid_request_error", "authentication_error", "permission_error", "not_found_error", "request_too_large",
     "billing_error", "invalid_prompt", "BadRequestError", "NotFoundError", "UnprocessableEntityError",
 })  # fmt: skip
-"""Types and codes, where no HTTP status is given, by which an error is the client's to see."""
+"""Types and codes that, without an HTTP status, mark an error as the client's."""
 
 
 class StreamError(NamedTuple):
-    """An error, and whether the request caused it: the instance's own can be answered by another instance."""
+    """An error, and whether the request caused it. An error of the instance itself may be answered by another
+    instance.
+    """
 
     message: str
     by_request: bool
 
 
 class ErrorFields(msgspec.Struct):
-    """What stands in an error object."""
+    """The fields of an error object."""
 
     message: object = None
     type: object = None
@@ -52,7 +54,7 @@ class MaybeError(msgspec.Struct):
 
 
 def error_of(event: MaybeError) -> StreamError | None:
-    """The error that an event is; None if it is none. O(1)."""
+    """The error in an event; None if there is none. O(1)."""
     error = event.error
     if isinstance(error, str):
         return StreamError(error, by_request=False)
@@ -62,7 +64,7 @@ def error_of(event: MaybeError) -> StreamError | None:
 
 
 def judged(error: ErrorFields) -> StreamError:
-    """An error object with whose fault it is: by its HTTP status, else by its type or code."""
+    """Decide whose fault an error is: by its HTTP status, else by its type or code."""
     code, by_request = error.code, error.type in _REQUESTS_FAULT or error.code in _REQUESTS_FAULT
     status = int(code) if isinstance(code, int) or (isinstance(code, str) and code.isdecimal()) else None
     if status is not None:

@@ -1,1 +1,1 @@
-"""One request, from arrival to its only end."""
+"""One request, from its arrival to its only end."""

@@ -1,4 +1,4 @@
-"""Limits on the sequences of requests that are inside, that wait, and that a tenant has; refusals beyond them."""
+"""Limits on the sequences that are inside, that wait, and that a tenant has, with refusals beyond them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ LONGEST_RETRY_S = 60
 _WINDOW_S = 30.0
 _KEPT_STARTS = 512
 _LOOK_AGAIN_S = 1.0
-"""Places may come free although no request leaves: an instance that becomes ready brings its own."""
+"""Room may appear although no request leaves: an instance that becomes ready brings its own."""
 _NEWEST_STAY = 1 / 16
-"""What the newest of stays counts in their mean."""
+"""Weight of the newest stay in the mean of stays."""
 
 
 @dataclass(slots=True)
 class StartRate:
-    """How many sequences get their first token a second, over the last half minute."""
+    """Sequences that get their first token a second, over the last half minute."""
 
     _starts_s: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT_STARTS))
 
     def began(self, now_s: float, sequences: int = 1) -> None:
-        """A request of so many sequences got its first token."""
+        """A request of this many sequences got its first token."""
         self._starts_s.extend([now_s] * min(sequences, _KEPT_STARTS))
 
     def per_s(self, now_s: float) -> float:
-        """0 while fewer than two have."""
+        """The rate; 0 while fewer than two requests have begun."""
         while self._starts_s and self._starts_s[0] < now_s - _WINDOW_S:
             self._starts_s.popleft()
         if len(self._starts_s) < 2:
@@ -40,7 +40,9 @@ class StartRate:
         return len(self._starts_s) / max(now_s - self._starts_s[0], 1e-3)
 
     def retry_after_s(self, waiting: int, now_s: float) -> int:
-        """Seconds until the requests that wait now have begun at that pace: 1 to 60, and 1 where no pace is known."""
+        """Seconds until the currently waiting requests will have begun at that rate: 1 to 60, and 1 without a known
+        rate.
+        """
         per_s = self.per_s(now_s)
         return _whole_seconds(waiting / per_s) if per_s else 1
 
@@ -57,10 +59,10 @@ class QueuedRequest:
 
 
 class AdmissionQueue:
-    """Lets requests in by priority, then arrival, as far as the limits allow.
+    """Admits requests by priority, then arrival, within the limits.
 
     Every limit counts sequences: a request has one for each of its prompts and each of their `n` answers, and at most
-    `max_sequences`. `places` sequences may be inside, None for no limit, and `max_in_flight` of them at one instance.
+    `max_sequences`. `places` sequences may be inside (None: no limit), and `max_in_flight` of them at one instance.
     `max_queue` sequences may be without their first token, and a tenant may have `max_per_tenant`. O(log waiting) a
     call.
     """
@@ -97,10 +99,10 @@ class AdmissionQueue:
     async def enter(
         self, tenant: str, priority: int, interrupt: Interrupt, sequences: int = 1
     ) -> QueuedRequest:
-        """Take a request in, and wait for a place if there is none; what is returned must be given to `leave`.
+        """Take a request in, and wait for a place if needed. The returned stay must be passed to `leave`.
 
-        Raises GatewayError (429) if the queue or the tenant's share is full, (400) if the request is larger than a
-        limit, and (503) if no place is left at all; WaitCut if the wait is cut short.
+        Raises GatewayError (429) if the queue or the tenant's share is full, (400) if the request exceeds a limit by
+        itself, and (503) if no place is left at all; WaitCut if the wait is cut short.
         """
         admission = self._take_in(tenant, sequences)
         if not self._door and self._has_place(admission):
@@ -121,7 +123,7 @@ class AdmissionQueue:
             self.start_rate.began(self._clock(), admission.sequences)
 
     def leave(self, admission: QueuedRequest) -> None:
-        """A request is over."""
+        """A request ended."""
         self.waiting -= admission.sequences * admission.waiting
         self.inside -= admission.sequences * admission.inside
         admission.waiting = admission.inside = False
@@ -133,7 +135,7 @@ class AdmissionQueue:
         self._admit()
 
     def overloaded(self, code: str, message: str) -> GatewayError:
-        """HTTP 429, with the time in which the requests that wait now will have begun."""
+        """HTTP 429, with the time until the currently waiting requests will have begun."""
         return GatewayError(
             429, code, message, retry_after_s=self.start_rate.retry_after_s(self.waiting, self._clock())
         )
@@ -159,7 +161,7 @@ class AdmissionQueue:
         return QueuedRequest(tenant, sequences, self._clock())
 
     def _check_size(self, sequences: int) -> None:
-        """Raise GatewayError (400) for a request that no waiting could fit under a limit."""
+        """Raise GatewayError (400) for a request that would exceed a limit even without others."""
         for flag, limit in (
             ("--max-per-tenant", self._max_per_tenant),
             ("--max-queue", self.max_queue),
@@ -198,7 +200,7 @@ class AdmissionQueue:
                 heapify(self._door)
 
     def _admit(self) -> None:
-        """Let in those at the head of the door that there are places for."""
+        """Admit the requests at the head of the queue for which there are places."""
         while self._door and self._has_place(self._door[0][3]):
             called, admission = heappop(self._door)[2:]
             self._let_in(admission)
@@ -207,5 +209,5 @@ class AdmissionQueue:
 
 
 def _whole_seconds(seconds: float) -> int:
-    """As `Retry-After` has them: 1 to 60."""
+    """Seconds as in `Retry-After`: 1 to 60."""
     return min(LONGEST_RETRY_S, max(1, math.ceil(seconds)))

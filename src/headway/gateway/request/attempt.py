@@ -1,4 +1,4 @@
-"""One request to one instance: its answer passed to the client as it comes, and how that ended."""
+"""Sends one request to one instance, passes the answer on as it arrives, and tells how that ended."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _LARGE_BYTES = 2**20
 _MAX_ANSWER_BYTES = 256 * 2**20
 _BODY_END_S = 5.0
 _STALE_SHOWS_S = 1.0
-"""A connection that was closed before the request came breaks within so long."""
+"""A connection that was closed before the request came breaks within this time."""
 _UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
-"""Where no server took the request."""
+"""Errors after which no server has the request."""
 
 
 class End(Enum):
@@ -40,10 +40,10 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How, and why for people.
+    """How an attempt ended, and why.
 
-    `garbage`: the instance spoke, but not as one does; `refused`: it does not take it; `fell`: it broke off or
-    failed with the request, which may have brought that about. `body`: the answer, if it was kept.
+    `garbage`: the instance sent an invalid answer; `refused`: it does not accept the request; `fell`: it broke off or
+    failed, for which the request may be the cause. `body`: the answer, if it was kept.
     """
 
     end: End
@@ -58,7 +58,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An instance's own error (5xx), whole: the client gets it if no instance serves the request."""
+    """An instance's own error (5xx), complete: the client gets it if no instance serves the request."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -78,11 +78,11 @@ class Call:
 class Attempt:
     """Sends a call and passes its answer on.
 
-    Events before the first token are held back: up to then another instance can be asked. Comments, by which an
-    instance keeps connections alive, go on as they come, and the head of a stream with the first of them. `begun`:
-    the answer is the client's, so only the same answer may follow. `on_tokens` is told how many tokens a piece of
-    the answer brought; `first_events` are the first events that the client got. Raises WaitCut if the interrupt cuts
-    it short; the instance's connection is closed then.
+    Events before the first token are held back: until then another instance can be asked. Comments, with which an
+    instance keeps connections alive, pass immediately, and with the first of them the head of a stream. `begun`: the
+    client has part of the answer, so only the same answer may follow. `on_tokens` receives the number of tokens in each
+    piece; `first_events` are the first events that the client got. Raises WaitCut if the interrupt cuts it short, and
+    then closes the instance's connection.
     """
 
     session: aiohttp.ClientSession
@@ -95,7 +95,7 @@ class Attempt:
     async def run(
         self, call: Call, events: Events, *, stream: bool, read_whole: Callable[[bytes], WholeAnswer]
     ) -> Ending:
-        """Send it once. `stream`: whether events were asked for; `read_whole` reads an answer in one piece."""
+        """Send the call once. `stream`: whether events were requested; `read_whole` reads an answer in one piece."""
 
         async def pass_on(response: aiohttp.ClientResponse) -> Ending:
             if response.headers.get("content-type", "").lower().startswith(EVENT_STREAM):
@@ -109,7 +109,7 @@ class Attempt:
         return await self._ask(call, pass_on)
 
     async def keep(self, call: Call, read_whole: Callable[[bytes], WholeAnswer]) -> Ending:
-        """Send it once, and keep the answer, which is in one piece, from the client: see `Ending.body`."""
+        """Send the call once, and keep the answer, which is in one piece, from the client: see `Ending.body`."""
 
         async def judge(response: aiohttp.ClientResponse) -> Ending:
             body = await self._read(response)
@@ -121,7 +121,7 @@ class Attempt:
         return await self._ask(call, judge)
 
     async def _ask(self, call: Call, take: Callable[[aiohttp.ClientResponse], Awaitable[Ending]]) -> Ending:
-        """Send it once, and `take` the answer unless it is an error of the instance's own."""
+        """Send the call once, and `take` the answer unless it is the instance's own error."""
         response: aiohttp.ClientResponse | None = None
         try:
             response = await self._send(call)
@@ -137,9 +137,10 @@ class Attempt:
                 response.close()
 
     async def _send(self, call: Call) -> aiohttp.ClientResponse:
-        """The head of the answer. A kept connection may have been closed meanwhile: then once more, on another.
+        """The head of the answer. A kept connection may have been closed meanwhile: then the call is sent again on
+        another.
 
-        That shows at once; what breaks later had been taken in, and is no stale connection's fault.
+        That shows at once; a later break means that the request had been received.
         """
         loop = asyncio.get_running_loop()
         sent_s = loop.time()
@@ -151,7 +152,7 @@ class Attempt:
             try:
                 return await self._post(call)
             except _UNSENT:
-                raise error from None  # it had been sent: the instance that took it is gone since
+                raise error from None  # the request had been sent, so the instance that got it is gone
 
     async def _post(self, call: Call) -> aiohttp.ClientResponse:
         body = call.body if len(call.body) <= _LARGE_BYTES else BytesIO(call.body)
@@ -167,7 +168,7 @@ class Attempt:
     async def _whole(
         self, response: aiohttp.ClientResponse, read_whole: Callable[[bytes], WholeAnswer]
     ) -> Ending:
-        """An answer in one piece: read, judged, passed on."""
+        """Read, check and pass on an answer in one piece."""
         body = await self._read(response)
         served = response.status == _OK
         if served:
@@ -184,7 +185,7 @@ class Attempt:
         return Ending(End.PASSED if served else End.REFUSED, f"HTTP {response.status}")
 
     async def _no_continuation(self, response: aiohttp.ClientResponse) -> Ending:
-        """An answer in one piece, where a stream was to go on."""
+        """Reject an answer in one piece where a stream was to continue."""
         body = await self._read(response)
         served = response.status == _OK
         return Ending(End.BROKEN, _shown(response.status, body), garbage=served, refused=not served)
@@ -199,7 +200,7 @@ class Attempt:
         return b"".join(parts)
 
     async def _stream(self, response: aiohttp.ClientResponse, events: Events) -> Ending:
-        """An answer in events. Whatever ends it too early, the client has whole events."""
+        """Pass on an answer in events. Whatever ends it too early, the client has whole events."""
         wait, read, client = self.interrupt.wait, response.content.readany, self.client
         if not self.begun:
             ending = await self._until_begun(response, events)
@@ -217,7 +218,7 @@ class Attempt:
         except WaitCut as cut:
             if not events.done or cut.reason is not Cut.GONE:
                 raise
-            await _drained(response)  # many a client leaves at the end mark, and has its answer then
+            await _drained(response)  # many clients leave at the end mark, and have their answer then
         if events.halt is not None:
             return _left(events.halt, begun=True)
         if not events.done and not is_end_mark(events.rest):
@@ -226,7 +227,9 @@ class Attempt:
         return Ending(End.REFUSED, "an error in the request") if events.refused else Ending(End.PASSED)
 
     async def _until_begun(self, response: aiohttp.ClientResponse, events: Events) -> Ending | None:
-        """Hold back all events up to the first token, and send them with that. An ending, if that comes first."""
+        """Hold back all events up to the first token, then send them together. Returns an ending if that comes
+        first.
+        """
         held, head = b"", _unsized(client_headers(response))
         while data := await self.interrupt.wait(response.content.readany()):
             out = events.take(data)
@@ -246,7 +249,7 @@ class Attempt:
 
 
 async def _drained(response: aiohttp.ClientResponse) -> None:
-    """Read what follows the end mark, which is the end of the body, so that the connection can be kept."""
+    """Read the rest of the body after the end mark, so that the connection can be kept."""
     with suppress(*NO_ANSWER):
         async with asyncio.timeout(_BODY_END_S):
             while await response.content.readany():
@@ -254,7 +257,7 @@ async def _drained(response: aiohttp.ClientResponse) -> None:
 
 
 def _judged(body: bytes, read_whole: Callable[[bytes], WholeAnswer]) -> WholeAnswer | Ending:
-    """What an answer in one piece says, or how its attempt ended if it is none."""
+    """Read an answer in one piece, or tell how its attempt ended if it is invalid."""
     if not body.lstrip().startswith(b"{"):
         return Ending(End.BROKEN, f"an answer that is no JSON object: {body[:80]!r}", garbage=True)
     found = read_whole(body)
@@ -268,7 +271,7 @@ def _left(halt: Halt, *, begun: bool = False) -> Ending:
 
 
 def _shown(status: int, body: bytes) -> str:
-    """An answer for people: its status, and how its body begins."""
+    """Describe an answer: its status, and how its body begins."""
     return f"HTTP {status}: {body[:200].decode(errors='replace')}"
 
 
@@ -283,5 +286,5 @@ def _sized(headers: list[tuple[bytes, bytes]], body: bytes) -> list[tuple[bytes,
 
 
 def _unsized(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Without the length of a gathered stream: what the client gets of it has another."""
+    """The headers without a length, since the client gets a different number of bytes of a gathered stream."""
     return [each for each in headers if each[0] != b"content-length"]

@@ -1,4 +1,4 @@
-"""Responses that are made in the background: they keep their places until their instance has made them."""
+"""Responses made in the background: they keep their places until their instance has made them."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ async def keep_place(
     response_id: str,
     headers: list[tuple[str, str]],
 ) -> None:
-    """Hold a response's places until it is made, or its instance is lost; then give them back.
+    """Hold a response's places until it is made or its instance is lost; then release them.
 
-    Its instance is asked once a second; an answer that cannot be read leaves the places as they are.
+    Polls the instance once a second; an unreadable answer leaves the places as they are.
     """
     interrupt = Interrupt()
     serving.running.add(interrupt)

@@ -1,4 +1,4 @@
-"""What instances hold, and how long batches take there: asked and measured before there is anything to learn from."""
+"""Finds out what instances can hold and how long batches take, before there is anything to learn from."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _PROFILE_TIMEOUT_S = 120.0
 _MEMORY = re.compile(rb"^vllm:cache_config_info\{(.*)\} ", re.MULTILINE)
 _LABEL = re.compile(rb'(num_gpu_blocks|block_size)="(\d+)"')
 _FIRST_ID, _LAST_ID = 256, 999
-"""Token ids of made-up prompts: above the special tokens of common vocabularies, and in all of them."""
+"""Token ids of generated prompts: above the special tokens of common vocabularies, and in all of them."""
 _MANY = 8
 _LONGEST_PROMPT = 1024
 _SHORTER = 8
-"""Short prompts are so much shorter than the longest."""
+"""Short prompts are this many times shorter than the longest."""
 _FEW_TOKENS, _MORE_TOKENS = 4, 36
 _REPEATS = 2
-"""Each batch is served so often and the quickest counts: the first of a shape may be slower."""
+"""Each batch is served this often and the quickest counts: the first of a shape may be slower."""
 
 
 class KvMemory(NamedTuple):
-    """KV tokens that an instance can hold, in blocks of so many."""
+    """KV tokens that an instance can hold, and the tokens of a block."""
 
     capacity_tokens: int
     block_tokens: int
@@ -58,10 +58,10 @@ def _memory(metrics: bytes) -> KvMemory | None:
 async def measured_rows(
     session: aiohttp.ClientSession, url: str, model: str, context: int, memory: KvMemory
 ) -> list[BatchRow]:
-    """Rows of a few batches served now: of one and of several members, of short and of long prompts.
+    """Serve a few batches now and return their rows: with one and several members, and short and long prompts.
 
-    Each is served with 4 and with 36 output tokens, and longer answers are taken to go on at that pace. Several are 8,
-    or as many as the memory holds. Raises UpstreamError if the server does not serve them.
+    Each is served with 4 and with 36 output tokens; longer answers are assumed to continue at that pace. Several
+    members are 8, or as many as memory holds. Raises UpstreamError if the server does not serve them.
     """
     long = max(1, min(_LONGEST_PROMPT, context // 2, context - _MORE_TOKENS))
     fitting = memory.capacity_tokens // (long + _MORE_TOKENS + memory.block_tokens)
@@ -78,7 +78,7 @@ async def measured_rows(
 
 
 def continued_s(few_s: float, more_s: float, output: int) -> float:
-    """Seconds of a longer answer, on the line through the two that were measured; never less than the shorter."""
+    """Extrapolate the seconds of a longer answer from two measured ones; never less than the shorter."""
     pace_s = max(0.0, more_s - few_s) / (_MORE_TOKENS - _FEW_TOKENS)
     return few_s + pace_s * max(0, output - _FEW_TOKENS)
 
@@ -86,7 +86,7 @@ def continued_s(few_s: float, more_s: float, output: int) -> float:
 async def _seconds(
     session: aiohttp.ClientSession, url: str, model: str, size: int, prompt: int, output: int
 ) -> float:
-    """Seconds that a made-up batch takes, whose answers are forced to their length."""
+    """Seconds of a generated batch whose answers are forced to their length."""
     began_s = time.perf_counter()
     await asyncio.gather(*(_ask(session, url, model, member, prompt, output) for member in range(size)))
     return time.perf_counter() - began_s
@@ -103,7 +103,7 @@ async def _ask(
         "min_tokens": output,
         "ignore_eos": True,
         "temperature": 0.0,
-        "cache_salt": f"{time.perf_counter()}-{member}",  # else the prefix cache holds the prompt the next time
+        "cache_salt": f"{time.perf_counter()}-{member}",  # the prefix cache must not hold the prompt the next time
     }
     limit = aiohttp.ClientTimeout(total=_PROFILE_TIMEOUT_S)
     headers = {"Content-Type": "application/json"}

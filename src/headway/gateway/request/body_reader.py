@@ -1,4 +1,4 @@
-"""Reads requests for tokens without keeping the event loop: large bodies are decoded in another process."""
+"""Reads requests for tokens without blocking the event loop: large bodies are decoded in another process."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ T = TypeVar("T")
 
 MAX_BYTES_HERE = 2**20
 MAX_COMMAS_HERE = 2**14
-"""A body of more bytes, or of more values (which commas separate), is decoded in the other process."""
+"""A body with more bytes, or more values (counted by commas), is decoded in the other process."""
 
 
 class BodyReader:
-    """Decodes small bodies at once, and larger ones in a process, which `start` or the first of them starts.
+    """Decodes small bodies at once, and larger ones in a process, which `start` or the first such body starts.
 
-    A thread would not help: the decoder holds the interpreter's lock until it has decoded a body. Of a tenant's key one
-    body at a time is in the process, so that no tenant's bodies are all before another's.
+    A thread would not help: the decoder holds the interpreter's lock until it has decoded a body. Each tenant's key has
+    at most one body in the process at a time, so that no tenant's bodies delay all others.
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class BodyReader:
     async def read(
         self, path: str, headers: Headers, body: bytes, *, key_tenant: str = "", **options: Any
     ) -> GenerationRequest:
-        """Return `read_request(path, headers, body, **options)`, and raise what that raises.
+        """Return `read_request(path, headers, body, **options)`, and raise its errors.
 
-        A byte order mark before the body is no part of it. Also raises GatewayError (503) if the process cannot be
-        started, or ends before it has answered.
+        A byte order mark before the body is ignored. Also raises GatewayError (503) if the process cannot be started,
+        or ends before it has answered.
         """
         options["key_tenant"] = key_tenant
         body = body.removeprefix(BOM_UTF8)
@@ -60,7 +60,7 @@ class BodyReader:
         return request
 
     async def outline(self, body: bytes, *, key_tenant: str = "", names_tenants: bool = True) -> Outline:
-        """Return `outline_of(body)`, and raise what that raises. Raises GatewayError (503) as `read` does."""
+        """Return `outline_of(body)`, and raise its errors. Raises GatewayError (503) as `read` does."""
         outline = partial(outline_of, names_tenants=names_tenants)
         here = _is_small(body) or body.startswith(b"--")
         return outline(body) if here else await self._apart(key_tenant, outline, body)
@@ -75,7 +75,7 @@ class BodyReader:
         try:
             return await asyncio.wrap_future(_submit(processes, function, *arguments))
         except (BrokenProcessPool, OSError):
-            # All that waited fail, one after another: another request may have a new process by now.
+            # All waiting calls fail, one after another; a new process may exist by now.
             if self._processes is processes:
                 self.close()
             raise GatewayError(
@@ -83,7 +83,7 @@ class BodyReader:
             ) from None
 
     def start(self) -> None:
-        """Start the process before a body waits for it, which takes a second. What fails is tried again with a body."""
+        """Start the process in advance, since that takes a second. A failure is retried with the first body."""
         try:
             _submit(self._started(), len, b"")
         except (BrokenProcessPool, OSError):
@@ -106,9 +106,9 @@ def _is_small(body: bytes) -> bool:
 
 
 def _submit(processes: ProcessPoolExecutor, function: Callable[..., T], *arguments: object) -> Future[T]:
-    """Start the call, and the process for the first one.
+    """Submit the call, and start the process for the first one.
 
-    The process inherits what is blocked, so that the gateway alone answers Ctrl-C and SIGTERM from the outset.
+    The process inherits blocked signals, so that the gateway alone answers Ctrl-C and SIGTERM from the beginning.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
@@ -118,7 +118,7 @@ def _submit(processes: ProcessPoolExecutor, function: Callable[..., T], *argumen
 
 
 def _begin() -> None:
-    """Let the process end with the gateway, which may have ended while the process started."""
+    """End this process with the gateway, which may have ended while the process started."""
     signal_with_parent(signal.SIGKILL)
     gateway = multiprocessing.parent_process()
     if gateway is None or not gateway.is_alive():
@@ -128,7 +128,7 @@ def _begin() -> None:
 def _read(
     path: str, headers: Headers, body: bytes, options: dict[str, Any]
 ) -> tuple[GenerationRequest, dict[str, tuple[int, int]]]:
-    """A request without its fields, and where each field lies in the body: the gateway has the body already."""
+    """A request without its fields, and the position of each field in the body, which the gateway has already."""
     request = read_request(path, headers, body, **options)
     origin = _address(body)
     places = {}

@@ -1,4 +1,4 @@
-"""The central queue: requests wait in batches, and an idle instance is sent a whole batch."""
+"""The central queue: requests wait in batches, and an idle instance gets a whole batch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from headway.routing.magnus import BatchSettings, build_batch_queue, find_batch_
 
 _LOG = logging.getLogger(__name__)
 _TOGETHER_S = 0.01
-"""Requests that come within so long may share the batch that an idle instance gets: less than any step takes."""
+"""Requests that arrive within this time may share an idle instance's batch; less than any step takes."""
 _LOOK_AGAIN_S = 1.0
-"""An instance may become ready without a word."""
+"""An instance may become ready without a notification."""
 _CONTEXT_TOKENS = 4096
-"""Where a server does not say how long a prompt and its answer may be."""
+"""Assumed context length if a server does not state it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CentralBatching:
-    """How a central queue batches: a row of `routing.magnus`, what guesses lengths, and what guesses times.
+    """How a central queue batches: a row of `routing.magnus`, the length predictor, and the time predictor.
 
-    Without a `predictor` an answer is planned at its limit. `settings` without a capacity take that of the instances.
+    Without a `predictor` an answer is planned at its limit. `settings` without a capacity use that of the instances.
     """
 
     row: str
@@ -44,10 +44,10 @@ class CentralBatching:
 
 @dataclass(slots=True)
 class CentralQueue:
-    """Requests on their way into batches and at instances. Everything on one event loop.
+    """Requests on their way into batches and at instances. Runs on one event loop.
 
-    A request is known from its first `place` to its `ended`, which is to be called once for each. What the instances
-    hold, and for rows that choose by it how long batches take, is asked and measured before the first batch.
+    A request is known from its first `place` to its `ended`, to be called once for each. Before the first batch the
+    queue finds out what the instances hold and, for rows that use it, how long batches take.
     """
 
     batching: CentralBatching
@@ -57,7 +57,7 @@ class CentralQueue:
     _service: BatchService | None = None
     _preparing: asyncio.Task[BatchService] | None = None
     _called: dict[Job, asyncio.Future[str]] = field(default_factory=dict)
-    """The instance of each request that waits, once there is one."""
+    """The future instance of each waiting request."""
     _judged: dict[Job, Judged] = field(default_factory=dict)
     _look: asyncio.TimerHandle | None = None
 
@@ -66,7 +66,7 @@ class CentralQueue:
 
     @property
     def counts(self) -> BatchCounts:
-        """What became of batches so far."""
+        """Counts of the batches so far."""
         return BatchCounts() if self._service is None else self._service.counts
 
     async def place(
@@ -77,11 +77,11 @@ class CentralQueue:
         avoided: Collection[str],
         due_s: float | None,
     ) -> str | None:
-        """The instance that serves the request's batch, once it is that batch's turn; None if `due_s` passes before.
+        """Wait for the turn of the request's batch; return its instance, or None if `due_s` passes before.
 
         A request that was placed before was not served to its end there: it waits again, and goes to an `avoided`
-        instance only while there is no other. Raises GatewayError (503) if no instance is left to wait for, or none
-        says what it holds; WaitCut if the wait is cut short.
+        instance only if there is no other. Raises GatewayError (503) if no instance is left to wait for, or none says
+        what it holds; WaitCut if the wait is cut short.
         """
         service = await interrupt.wait(asyncio.shield(self._prepared()))
         if job not in service:
@@ -106,7 +106,7 @@ class CentralQueue:
         return called.result()
 
     def ended(self, job: Job, output_tokens: int | None) -> None:
-        """A request has ended, wherever it was; `output_tokens` None: not with a whole answer."""
+        """A request ended, wherever it was; `output_tokens` None: without a whole answer."""
         self._called.pop(job, None)
         judged = self._judged.pop(job, None)
         if self._service is None or job not in self._service:
@@ -117,20 +117,20 @@ class CentralQueue:
         self._look_in(0.0)
 
     def close(self) -> None:
-        """Nothing is served any longer."""
+        """Stop serving."""
         for handle in (self._look, self._preparing):
             if handle is not None:
                 handle.cancel()
         self._lengths.close()
 
-    # ---- which instance is idle -----------------------------------------------------------------------------------
+    # ---- idle instances -------------------------------------------------------------------------------------------
 
     def _look_in(self, seconds: float) -> None:
         if self._look is None:
             self._look = asyncio.get_running_loop().call_later(seconds, self._look_now)
 
     def _look_now(self) -> None:
-        """Give each idle instance a batch, if one waits."""
+        """Give each idle instance a waiting batch."""
         if self._look is not None:
             self._look.cancel()
             self._look = None
@@ -145,7 +145,7 @@ class CentralQueue:
     # ---- before the first batch -----------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Begin to ask and measure, as soon as an instance is there."""
+        """Begin to ask and measure, as soon as there is an instance."""
         self._prepared()
 
     def _prepared(self) -> asyncio.Task[BatchService]:
@@ -179,7 +179,7 @@ class CentralQueue:
         return memory
 
     async def _measure(self, times: BatchTimes, memory: KvMemory) -> None:
-        """Have batch times start from a few batches of the first instance, if it serves them."""
+        """Measure a few batches on the first instance, if it serves them, to start the time predictor."""
         member = self.fleet.member(self.fleet.names()[0])
         context = member.facts.limits.get(member.facts.model) or _CONTEXT_TOKENS
         try:
@@ -196,7 +196,7 @@ class CentralQueue:
         times.measured(rows)
 
     def _limit(self, request: GenerationRequest) -> int:
-        """The most tokens that the answer can have: as asked for, and as the context leaves."""
+        """The most tokens that the answer can have, by the request and by the context."""
         facts = self.fleet.facts
         context = facts.limits.get(request.model or facts.model) or _CONTEXT_TOKENS
         left = max(1, context - request.prompt_tokens)
@@ -204,6 +204,6 @@ class CentralQueue:
 
 
 def _seen(task: asyncio.Task[BatchService]) -> None:
-    """A caller that waits hears of its error; without one, asyncio is not to complain."""
+    """Mark a task's error as seen: a waiting caller gets it, and without one asyncio must not complain."""
     if not task.cancelled():
         task.exception()

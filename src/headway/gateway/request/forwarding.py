@@ -1,4 +1,4 @@
-"""What the gateway does not serve itself goes to an instance as it is; what changes instances goes to all of them."""
+"""Forwards what the gateway does not serve itself: to one instance, or to all if it changes instances."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ from headway.http_client import NO_ANSWER, named
 _COMPUTED = re.compile(
     "/(?:v1|v2|inference|cohere)/|/(?:invocations|pooling|classify|score|rerank|generative_scoring)(?:/|$)"
 )
-"""What engines compute is asked for under these paths, also under an instance's `--root-path`,"""
+"""Requests under these paths are computed by engines, also under an instance's `--root-path`,"""
 _NOT_COMPUTED = ("/cancel", "/count_tokens", "/render", "/derender")
-"""but for those that end so."""
+"""except for paths that end like this."""
 
 _TO_ALL = frozenset({
     "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/pause", "/resume", "/sleep", "/wake_up",
@@ -44,7 +44,7 @@ _TO_ALL = frozenset({
     "/start_weight_update", "/start_draft_weight_update", "/update_weights", "/finish_weight_update",
     "/update_weight_version",
 })  # fmt: skip
-"""Paths of vLLM's whose POST one instance alone should not get."""
+"""vLLM's paths whose POST must reach all instances."""
 _FIRST_ERROR = 400
 _NOTHING_SAID = Outline(model="", sequences=1)
 _ANSWERS = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
@@ -52,16 +52,16 @@ _ANSWERS = (Condition.READY, Condition.UNWELL, Condition.DRAINING)
 
 @dataclass(slots=True)
 class PassThrough:
-    """Streams both ways, to the instances in turn. What breaks, breaks: there is no other attempt."""
+    """Streams both ways, to the instances in turn, without retries."""
 
     serving: Serving
     bodies: BodyReader
     _turn: int = 0
 
     async def __call__(self, scope: Scope, receive: Receive, client: Client, key_tenant: str) -> None:
-        """Answer one request; what is to be computed is let in first, as far as the limits of all requests allow.
+        """Answer one request; requests that engines compute are admitted first, within the limits of all requests.
 
-        Raises GatewayError (400, 403, 408, 413, 429, 502, 503); ClientGone where all that is left is to hang up.
+        Raises GatewayError (400, 403, 408, 413, 429, 502, 503), and ClientGone if only hanging up is left.
         """
         serving = self.serving
         response_id = response_of_path(scope["path"])
@@ -75,7 +75,7 @@ class PassThrough:
         outline = _NOTHING_SAID
         try:
             if _is_computed(scope) or (scope["method"] == "POST" and serving.fleet.is_mixed):
-                # A client may leave while its request is queued, which is seen once its whole body has come.
+                # A client may leave while its request is queued, which shows once its whole body has arrived.
                 named = serving.options.names_tenants
                 body = await upload.hold()
                 outlining = self.bodies.outline(body, key_tenant=key_tenant, names_tenants=named)
@@ -95,7 +95,7 @@ class PassThrough:
     async def _enter(
         self, scope: Scope, key_tenant: str, interrupt: Interrupt, sequences: int
     ) -> QueuedRequest:
-        """Wait for a place, no longer than requests may. When its answer begins is not looked at."""
+        """Wait for a place, no longer than requests may. The start of its answer is not tracked."""
         serving = self.serving
         hints = checked_hints(scope["headers"], {}, None)
         tenant = tenant_of(hints.tenant, key_tenant) if serving.options.names_tenants else ""
@@ -108,7 +108,7 @@ class PassThrough:
     async def _ask(
         self, scope: Scope, upload: _Upload, client: Client, interrupt: Interrupt, outline: Outline
     ) -> None:
-        """Send it to an instance. Raises WaitCut where that is cut short, but for the instance's loss."""
+        """Send the request to an instance. Raises WaitCut if that is cut short, except by the instance's loss."""
         serving, member = self.serving, self._member(response_of_path(scope["path"]), outline.model)
         try:
             with serving.at(member, outline.sequences, interrupt):
@@ -118,13 +118,13 @@ class PassThrough:
             raise self._broken(upload, client, member, str(error)) from None
 
     def _member(self, response_id: str | None, model: str) -> Member:
-        """The instance that has the response which is asked for, else the next in turn of those with the model."""
+        """The instance that has the requested response, else the next in turn of those with the model."""
         names = self.serving.where(response_id, model)
         self._turn += 1
         return self.serving.fleet.member(names[self._turn % len(names)])
 
     def _broken(self, upload: _Upload, client: Client, member: Member, reason: str) -> Exception:
-        """What is to be raised when it did not come to its end."""
+        """The exception for a request that did not reach its end."""
         if upload.problem is not None:
             return upload.problem
         self.serving.fleet.suspect(member.name)
@@ -162,10 +162,10 @@ def _is_computed(scope: Scope) -> bool:
 
 
 class _Upload:
-    """A request's body on its way. `problem` is what ended it too early: the sender wraps errors in its own."""
+    """A request's body in transit. `problem` is what ended it too early, since the sender wraps errors in its own."""
 
     def __init__(self, scope: Scope, receive: Receive, limit_bytes: int) -> None:
-        """Raises GatewayError (413) for a body that says it is too long."""
+        """Raises GatewayError (413) for a body that announces too much."""
         self._scope = scope
         self._receive = receive
         self._limit_bytes = limit_bytes
@@ -179,13 +179,13 @@ class _Upload:
         self.headers = [("content-length", size.decode())] if self.is_there and size else []
 
     async def hold(self) -> bytes:
-        """Read all of it now, and return it. Raises `problem`, as `parts`."""
+        """Read the whole body now, and return it. Raises `problem`, as `parts` does."""
         body = b"".join([part async for part in self._parts()]) if self.is_there else b""
         self._held = [body] if body else []
         return body
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The parts that are held, or parts as they come: see `_parts`."""
+        """Yield the held parts, or parts as they arrive: see `_parts`."""
         if self._held is None:
             async for part in self._parts():
                 yield part
@@ -194,7 +194,7 @@ class _Upload:
                 yield self._held.pop(0)
 
     async def _parts(self) -> AsyncIterator[bytes]:
-        """As they come.
+        """Yield parts as they arrive.
 
         Raises `problem`: GatewayError for too many bytes (413) or none for long (408), ClientGone if they break off.
         """
@@ -216,7 +216,7 @@ class _InstanceAnswer:
 
 
 def goes_to_all(scope: Scope) -> bool:
-    """Whether a request is one that all instances should get."""
+    """Whether a request must reach all instances."""
     method, path = scope["method"], scope["path"]
     if method == "DELETE":
         return bool(path.startswith(f"{ADAPTERS}/"))
@@ -230,10 +230,10 @@ class Broadcast:
     serving: Serving
 
     async def __call__(self, scope: Scope, receive: Receive, client: Client) -> None:
-        """Pass on the answer of the first if all answered alike.
+        """Pass on the first answer if all are alike.
 
-        Raises GatewayError (502) if some did not do it, which it names, or could not be asked; (400, 408, 413, 503)
-        too, and ClientGone if the request breaks off.
+        Raises GatewayError (502), with names, if some instances did not do it or could not be asked; also (400, 408,
+        413, 503), and ClientGone if the request breaks off.
         """
         serving = self.serving
         body = await read_body(scope, receive, serving.options.max_body_bytes)
@@ -254,7 +254,9 @@ class Broadcast:
             return
         finally:
             serving.running.discard(interrupt)
-            for member in members:  # also where no client waits for the answer: they may do it all the same
+            for (
+                member
+            ) in members:  # even if no client waits for the answer: the instances may act all the same
                 serving.fleet.learn_again(member.name)
         if any(answer.status < _FIRST_ERROR for answer in answers):
             serving.fleet.adapters.note(scope["method"], scope["path"], body)
@@ -273,7 +275,7 @@ class Broadcast:
         await client.end(first.body)
 
     async def _ask(self, member: Member, scope: Scope, body: bytes) -> _InstanceAnswer:
-        """What one says, or why it says nothing."""
+        """The answer of one instance, or why there is none."""
         if member.condition not in _ANSWERS:
             return _silent(member, f"it is {member.condition}")
         interrupt = Interrupt()

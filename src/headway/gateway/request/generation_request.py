@@ -1,4 +1,4 @@
-"""A request for tokens, read once: what the gateway needs of it, the rest as the bytes that came."""
+"""Reads a request for tokens once: decodes what the gateway needs, and keeps the rest as bytes."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ from headway.routing.cache_aware import BYTES_PER_TOKEN, prompt_blocks
 T = TypeVar("T")
 
 MAX_ID_CHARACTERS = 256
-"""The longest name of a request: logs, records, pages and the instance all repeat it."""
+"""Longest id of a request: logs, records, pages and instances all repeat it."""
 
 MAX_FIELDS = 1000
-"""Fields of a body: each costs the gateway time of its own. vLLM knows about a hundred."""
+"""Most fields of a body, since each costs the gateway time. vLLM knows about a hundred."""
 MAX_XARGS, MAX_XARGS_BYTES = 64, 2**20
-"""vLLM's extra arguments, which are decoded and encoded again whole."""
+"""Limits for vLLM's extra arguments, which are decoded and encoded again as a whole."""
 
 Fields = dict[str, msgspec.Raw]
 
 _BYTES_PER_ID = 6
-"""A token id with its comma is taken to have so many."""
+"""Assumed bytes of a token id with its comma."""
 _BEFORE_PROMPT = ("model", "chat_template_kwargs", "cache_salt")
-"""Fields that decide, beside the prompt, what its KV is."""
+"""Fields that, beside the prompt, determine its KV."""
 _BLOCKS_READ_BYTES = 2**21
-"""So much of a field is looked at for the names of blocks, which end before."""
+"""Bytes of a field that are used for the names of blocks."""
 
 
 _WORDS = dict.fromkeys(("1", "on", "t", "true", "y", "yes"), True)
@@ -63,7 +63,7 @@ def _lax_bool(value: object) -> bool | None:
 
 
 def _lax_number(value: object) -> int | None:
-    """Also 16.0, "16", " 16.0 " and true."""
+    """Accepts also 16.0, "16", " 16.0 " and true."""
     try:
         number = int(value) if isinstance(value, str | int) else None
     except ValueError:
@@ -75,7 +75,7 @@ def _lax_number(value: object) -> int | None:
 
 
 class _Kind(Generic[T]):
-    """What a field may be, apart from null. `lax` reads values of other types as vLLM does; None: it does not.
+    """The type of a field, apart from null. `lax` reads values of other types as vLLM does; None: not accepted.
 
     Decoders are made once: making one costs more than using it.
     """
@@ -86,8 +86,8 @@ class _Kind(Generic[T]):
         self.accepted = accepted
 
     def decode(self, raw: msgspec.Raw) -> T | None:
-        """The value; None for null. Raises one of NOT_AS_EXPECTED for another one: as it came only its outline has been
-        read.
+        """The value; None for null. Raises one of NOT_AS_EXPECTED for another type, since only its outline was read
+        before.
         """
         try:
             return self._strict(raw)
@@ -107,17 +107,17 @@ _OBJECT: _Kind[dict[str, Any]] = _Kind(dict[str, Any], "an object")
 _FIELDS: _Kind[Fields] = _Kind(Fields, "an object")
 
 _ATTRIBUTION = re.compile(rb'"x-anthropic-billing-header[^"]*')
-"""A text of Claude Code's with a hash of each request's own, which vLLM leaves out of the prompt."""
+"""A text from Claude Code with a hash that differs between requests; vLLM leaves it out of the prompt."""
 
 _LISTS = (
     "texts", "images", "inputs", "documents", "queries", "items", "data_1", "data_2", "text_1", "text_2",
 )  # fmt: skip
-"""Of embeddings and scores: each of their elements is a sequence, whatever it is."""
+"""Fields of embeddings and scores: each element is a sequence, whatever it is."""
 
 _FORM_MODEL = re.compile(rb'name="?model"?\r\n\r\n([^\r\n]{1,256})\r\n')
 
 whole_number = _NUMBER.decode
-"""Of a field that an instance has accepted."""
+"""Decodes a number in a field that an instance has accepted."""
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_parts = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.encode
@@ -126,14 +126,14 @@ _TRUE, _NULL = msgspec.Raw(b"true"), msgspec.Raw(b"null")
 
 @dataclass(slots=True, kw_only=True)
 class GenerationRequest:
-    """What a client wants, in one of the APIs. `max_tokens` is None where it sets no limit.
+    """A client's request in one of the APIs. `max_tokens` is None if it sets no limit.
 
-    `model` is empty where it names none. `answers` is how many answers it gets (prompts times `n`), each of which is
-    a sequence of the engine. `prompt_tokens` is a guess unless the prompt came as token ids. `path` is the path with
-    its query. `previous_id` names the response that it goes on from. `tenant` is a label; `share` is the tenant that
-    limits and schedulers know, empty where clients name themselves and none is believed. `wants_ids` and `wants_usage`:
-    whether the client itself asked for token ids, and for a last event with the token counts. `program` is that of
-    which it is a turn, empty if none is known. `batch` is None for what a client itself waits for.
+    `model` is empty if it names none. `answers` is its number of answers (prompts times `n`), each of which is a
+    sequence of the engine. `prompt_tokens` is a guess unless the prompt came as token ids. `path` includes the query.
+    `previous_id` names the response that it continues. `tenant` is a label; `share` is the tenant for limits and
+    schedulers, empty if clients name themselves and are not trusted. `wants_ids` and `wants_usage`: whether the client
+    itself asked for token ids, and for a last event with the token counts. `program` is the agent program to which it
+    belongs, empty if unknown. `batch` is None unless the request belongs to a batch.
     """
 
     path: str
@@ -159,7 +159,7 @@ class GenerationRequest:
 
     @property
     def context_tokens(self) -> int:
-        """Tokens of prompt and answer together, as far as they are known."""
+        """Tokens of prompt and answer together, as far as known."""
         return self.prompt_tokens + (self.max_tokens or 0)
 
     @property
@@ -169,24 +169,24 @@ class GenerationRequest:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the instance that answers it keeps its response, for others to go on from."""
+        """Whether its instance stores the response for others to continue."""
         return self.api is RESPONSES and _value(self.fields, "store", _YES_OR_NO) is not False
 
     @property
     def is_background(self) -> bool:
-        """Whether its instance answers at once that it will make the response."""
+        """Whether its instance only acknowledges, and makes the response later."""
         return self.api is RESPONSES and _value(self.fields, "background", _YES_OR_NO) is True
 
     @property
     def one_answer(self) -> bool:
-        """Whether it is one job of an engine, which can move, rather than several with one answer."""
+        """Whether it is a single job of an engine, which can move, and not several with one answer."""
         return self.answers == 1
 
     def body(self, *, hints: dict[str, Any] | None, request_id: bool, ids: bool) -> bytes:
-        """The body for an instance: the client's fields, with what this instance is told beside them.
+        """The body for an instance: the client's fields, plus what this instance is told.
 
-        `hints` are for Headway's `vllm_xargs` (None: none are understood there); `request_id`: whether it takes
-        one; `ids`: whether it is asked for token ids.
+        `hints` are for Headway's `vllm_xargs` (None: the instance does not understand any); `request_id`: whether it
+        takes one; `ids`: whether token ids are requested.
         """
         fields = dict(self.fields)
         if hints is not None and (hints or self.xargs):
@@ -215,8 +215,8 @@ class GenerationRequest:
         return between.join(field[:_BLOCKS_READ_BYTES] for field in fields)
 
     def hints(self, slo: Slo, *, may_move: bool, waiting_elsewhere: Sequence[int] = ()) -> dict[str, Any]:
-        """What Headway's scheduler is told: these targets, whether another instance would take it, and what waits
-        at each of those.
+        """What Headway's scheduler is told: the targets, whether another instance would take the request, and what
+        waits there.
         """
         said: dict[str, Any] = {**target_hints(slo)}
         if self.share:
@@ -238,15 +238,15 @@ def read_request(
     key_tenant: str = "",
     names_tenants: bool = True,
 ) -> GenerationRequest:
-    """Read a request. A `request_id` of the body goes before the given one; a key's tenant before all others.
+    """Read a request. An id in the body has precedence over `request_id`; a key's tenant over all others.
 
     `names_tenants`: whether a tenant that the request names has a share of its own.
 
-    The path, which may have a query, is one of the APIs'. A response with a key's tenant gets a new id: whatever
-    knows it may ask for it, so none is to be guessed, nor given to two.
+    The path, which may have a query, is one of the APIs'. A response for a key's tenant always gets a new id: a client
+    that knows the id may ask for the response, so ids must be unique and hard to guess.
 
-    What is not Headway's is left for the instance to judge, as long as the gateway needs nothing of it. Raises
-    GatewayError (400, or 403 for another tenant than the key's).
+    Fields that the gateway does not need are left for the instance to judge. Raises GatewayError (400, or 403 for a
+    tenant other than the key's).
     """
     fields = _read_fields(body)
     api = APIS[path.partition("?")[0]]
@@ -289,20 +289,20 @@ def read_request(
 
 
 class Outline(NamedTuple):
-    """What a body on a path without an `Api` asks for: the model that it names, if any, and how many sequences."""
+    """What a body on a path without an `Api` asks for: the model, if it names one, and the number of sequences."""
 
     model: str
     sequences: int
 
 
 def outline_of(body: bytes, *, names_tenants: bool = True) -> Outline:
-    """The outline of a body, as of /invocations or /v1/chat/completions/batch.
+    """The outline of a body, such as that of /invocations or /v1/chat/completions/batch.
 
-    Sequences are its prompts, conversations or texts, times `n`, which may stand among `sampling_params`. A body that
-    is no JSON object counts as one. Raises GatewayError (400) for an `n` that is no number, a model that is no text,
-    and unless `names_tenants` for a tenant that is named in the body, which goes on as it is.
+    Sequences are its prompts, conversations or texts, times `n`, which may stand in `sampling_params`. A body that is
+    not a JSON object counts as one. Raises GatewayError (400) for an `n` that is not a number, a model that is not
+    text, and, unless `names_tenants`, for a tenant in the body, which is forwarded unchanged.
     """
-    if body.startswith(b"--"):  # a form, with sound in it
+    if body.startswith(b"--"):  # a form with audio
         named = _FORM_MODEL.search(body)
         return Outline(named[1].decode(errors="replace") if named else "", 1)
     fields = _fields_as_in_python(body)
@@ -321,7 +321,7 @@ def outline_of(body: bytes, *, names_tenants: bool = True) -> Outline:
 
 
 def _fields_as_in_python(body: bytes) -> Fields:
-    """The fields that vLLM finds; none if it finds no object. It reads JSON as Python does: UTF-16 and NaN too."""
+    """The fields that vLLM finds; none if it finds no object. vLLM reads JSON like Python, including UTF-16 and NaN."""
     try:
         return _decode_fields(body)
     except NOT_AS_EXPECTED:
@@ -349,7 +349,7 @@ def checked_hints(
 def _read_fields(body: bytes) -> Fields:
     try:
         fields = _decode_fields(body)
-        str(body, "utf-8")  # the decoder looks at names alone
+        str(body, "utf-8")  # the decoder checks only names
     except NOT_AS_EXPECTED as error:
         raise bad_request(f"the body is not a JSON object ({error}); accepted: an object") from None
     if len(fields) > MAX_FIELDS:
@@ -382,7 +382,7 @@ def _value(fields: Fields, name: str, kind: _Kind[T]) -> T | None:
 def _program(
     headers: Sequence[tuple[bytes, bytes]], fields: Fields, xargs: dict[str, Any], tenant: str
 ) -> str:
-    """The program that is named, which leaves the extra arguments: vLLM takes no objects there."""
+    """The named program, removed from the extra arguments: vLLM accepts no objects there."""
     named = program_of(headers, xargs, _foreign(fields, "nvext"), _foreign(fields, "metadata"))
     xargs.pop(PROGRAM, None)
     if isinstance(xargs.get(AGENTIC_CONTEXT), dict):
@@ -392,7 +392,7 @@ def _program(
 
 
 def _foreign(fields: Fields, name: str) -> object:
-    """A field that is not vLLM's, if it can be read; None else."""
+    """A field of another product, if it can be read; else None."""
     raw = fields.get(name)
     with suppress(*NOT_AS_EXPECTED):
         return None if raw is None else msgspec.json.decode(raw)
@@ -400,7 +400,7 @@ def _foreign(fields: Fields, name: str) -> object:
 
 
 def _name(fields: Fields, api: Api, request_id: str) -> str:
-    """What the request is called: as its body says, if it may, else the given name as the API wants names to be."""
+    """The request's id: the body's, if valid, else the given id in the API's form."""
     if not api.takes_id:
         return request_id
     name = _value(fields, "request_id", _TEXT)
@@ -413,7 +413,7 @@ def _name(fields: Fields, api: Api, request_id: str) -> str:
 
 
 def _prompts(fields: Fields) -> tuple[int, int]:
-    """How many prompts a completion has, and how many tokens those have, roughly if they are text. O(bytes)."""
+    """The number of prompts of a completion, and of their tokens, estimated for text. O(bytes)."""
     given = [raw for name in ("prompt", "prompt_embeds") if (raw := fields.get(name)) not in (None, _NULL)]
     counted = [_prompts_in(bytes(raw)) for raw in given] or [(1, 0)]
     return sum(prompts for prompts, _ in counted), sum(tokens for _, tokens in counted)
@@ -434,7 +434,7 @@ def _guess(raw: msgspec.Raw | bytes | None) -> int:
 
 
 def tenant_of(named: str, of_key: str) -> str:
-    """Whose a request is: its key's, or as it says. Raises GatewayError (403) where it names another than its key's."""
+    """The request's tenant: its key's, or as it says. Raises GatewayError (403) if it names another than its key's."""
     if of_key and named not in ("", of_key):
         raise GatewayError(
             403,
@@ -445,7 +445,7 @@ def tenant_of(named: str, of_key: str) -> str:
 
 
 def priority_of(named: int | None, of_key: str) -> int | None:
-    """How urgent a request is, the lower the more: with a tenant's key it may come after others, not before them."""
+    """The priority, lower is more urgent. With a tenant's key a request may be lowered, not raised."""
     return max(0, named) if named is not None and of_key else named
 
 

@@ -21,7 +21,7 @@ class Cut(IntEnum):
     GONE = 3
     """The client has left."""
     CLOSING = 4
-    """The gateway ends. It breaks connections itself then, which looks as if clients left."""
+    """The gateway ends. It then breaks connections itself, which looks as if clients left."""
 
 
 class WaitCut(Exception):
@@ -33,10 +33,10 @@ class WaitCut(Exception):
 
 
 class Interrupt:
-    """Belongs to the task that makes it. `cut` comes from elsewhere on the same event loop.
+    """Belongs to the task that makes it; `cut` is called from elsewhere on the same event loop.
 
-    It lands only while that task waits in `wait`, so never in the middle of something that has to be whole; a cut
-    that comes at another time lands in the next `wait`. O(1).
+    A cut takes effect only while that task waits in `wait`, so never inside an action that must be complete; a cut at
+    another time takes effect in the next `wait`. O(1).
     """
 
     __slots__ = ("_cancelled", "_task", "_waiting", "reason")
@@ -58,19 +58,19 @@ class Interrupt:
             self._task.cancel()
 
     def client_left(self) -> None:
-        """Cut it short because its client has left."""
+        """The client has left: cut the request short."""
         self.cut(Cut.GONE)
 
     def clear(self, reason: Cut) -> None:
-        """Forget that reason: what it was about is over."""
+        """Forget a reason that no longer applies."""
         if self.reason is reason:
             self.reason = None
 
     async def wait(self, work: Awaitable[T]) -> T:
-        """The work's result. Raises WaitCut if it was cut short; the work is cancelled then."""
+        """The result of `work`. Raises WaitCut if it was cut short; `work` is cancelled then."""
         if self.reason is not None:
             if isinstance(work, Coroutine):
-                work.close()  # it is not begun, and nothing is to complain of that
+                work.close()  # avoids asyncio's warning about a coroutine that never ran
             raise WaitCut(self.reason)
         self._waiting = True
         try:
@@ -78,7 +78,7 @@ class Interrupt:
         except asyncio.CancelledError:
             if self._cancelled and self._task.cancelling() == 1 and self.reason is not None:
                 raise WaitCut(self.reason) from None
-            raise  # the task itself is cancelled
+            raise  # the task itself was cancelled
         finally:
             self._waiting = False
             if self._cancelled:
@@ -87,17 +87,17 @@ class Interrupt:
 
 
 class InstanceLosses:
-    """One task an instance's life waits for its end, in place of one a request. O(1) a request."""
+    """One task for each life of an instance waits for its end, instead of one for each request. O(1) a request."""
 
     def __init__(self, lost: Callable[[str], None]) -> None:
-        """`lost` hears the name of each instance that is, if it was ever sent anything in that life."""
+        """`lost` is called with the name of each lost instance that was sent anything in that life."""
         self._lost = lost
         self._there: dict[asyncio.Event, set[Interrupt]] = {}
         self._watchers: dict[asyncio.Event, asyncio.Task[None]] = {}
 
     @contextmanager
     def cutting(self, name: str, loss: asyncio.Event, interrupt: Interrupt) -> Iterator[None]:
-        """As long as this is open, the instance's `loss` cuts the request short; at once if it is set already."""
+        """Let the instance's `loss` cut the request short inside the block; at once if it is set already."""
         there = self._there.get(loss)
         if there is None:
             there = self._there[loss] = set()
@@ -119,7 +119,7 @@ class InstanceLosses:
             interrupt.cut(Cut.LOST)
 
     def close(self) -> None:
-        """Wait for no instance any longer."""
+        """Stop waiting for instances."""
         for watcher in self._watchers.values():
             watcher.cancel()
         self._watchers.clear()

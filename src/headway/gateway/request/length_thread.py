@@ -1,4 +1,4 @@
-"""How long answers will be, judged and learned beside the event loop."""
+"""Predicts and learns answer lengths beside the event loop."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from headway.predict.lengths.facts import LengthPredictor, RequestFacts, SharedP
 
 _LOG = logging.getLogger(__name__)
 _OF_TEXTS = ("content", "text", "input", "arguments", "output")
-"""Fields of messages and of their parts that hold what is said; all others tell of it."""
+"""Fields of messages and their parts that contain text; all others describe it."""
 _MOST_BYTES = 2**18
-"""Of a longer field nothing is read: to decode it would hold up all other requests."""
+"""A longer field is not read: decoding it would delay all other requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """What was known of a request when it came, and how long its answer was expected to be."""
+    """The facts of an arriving request, and the expected length of its answer."""
 
     facts: RequestFacts
     estimate: LengthEstimate | None
 
 
 class LengthThread:
-    """Judges requests as they come and learns from answers as they finish, in the order it was told of either.
+    """Predicts for arriving requests and learns from finished answers, in order, on one thread.
 
-    One thread of its own does both. What many prompts begin with is their instruction. Without a predictor lengths are
-    known only where clients say them (`headway_length`).
+    The common beginning of many prompts counts as their instruction. Without a predictor only lengths that clients
+    state are known (`headway_length`).
     """
 
     def __init__(self, predictor: LengthPredictor | None) -> None:
@@ -47,7 +47,7 @@ class LengthThread:
         self._has_failed = False
 
     async def judge(self, request: GenerationRequest, limit: int) -> Judged:
-        """The request with what is predicted of its answer, of at most `limit` tokens; asked once for each."""
+        """The request with its predicted answer length, at most `limit` tokens; call once for each."""
         said = _said(request)
         if self._predictor is None or not request.one_answer:
             return Judged(_without_text(request, limit), said)
@@ -56,13 +56,13 @@ class LengthThread:
         return judged if said is None else Judged(judged.facts, said)
 
     def learn(self, facts: RequestFacts, output_tokens: int) -> None:
-        """An answer has finished; returns at once."""
+        """Learn from a finished answer; returns at once."""
         predictor = self._predictor
         if predictor is not None:
             self._thread.submit(self._try, lambda: predictor.observe(facts, output_tokens))
 
     def close(self) -> None:
-        """Wait for what is being learned; nothing is judged any longer."""
+        """Finish learning; predict nothing more."""
         self._thread.shutdown()
 
     def _judge(self, request: GenerationRequest, limit: int) -> Judged:
@@ -78,7 +78,7 @@ class LengthThread:
         return Judged(facts, found[0] if found else None)
 
     def _try(self, work: Callable[[], None]) -> None:
-        """Do it; what raises is logged the first time, and requests go on without a prediction."""
+        """Run the work. The first error is logged, and requests continue without a prediction."""
         try:
             work()
         except Exception:
@@ -92,7 +92,7 @@ def _without_text(request: GenerationRequest, limit: int) -> RequestFacts:
 
 
 def _said(request: GenerationRequest) -> LengthEstimate | None:
-    """What the client expects; None if it says nothing, or what the instance will refuse."""
+    """The client's expectation; None without one, or if the instance will refuse it."""
     if LENGTH not in request.xargs:
         return None
     try:
@@ -102,7 +102,7 @@ def _said(request: GenerationRequest) -> LengthEstimate | None:
 
 
 def prompt_text(request: GenerationRequest) -> str:
-    """What the prompt's fields say, one text after another; empty where prompts are token ids. O(bytes)."""
+    """The texts in the prompt's fields, joined; empty for token ids. O(bytes)."""
     texts: list[str] = []
     for name in request.api.prompt:
         raw = request.fields.get(name)

@@ -1,4 +1,4 @@
-"""One request on its way: to an instance, to another if that gives it up or breaks, and to its end."""
+"""One request's way: to an instance, to another if that gives it up or breaks, and to its end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from headway.routing.prefill_decode import PrefillDecode, for_prompts
 _LOG = logging.getLogger(__name__)
 _BAD_REQUEST, _TOO_MANY = 400, 429
 _FIRST_PAUSE_S = 0.05
-"""Before a request goes to an instance that broke it a moment ago: the fleet looks at it meanwhile."""
+"""Pause before a request is sent to an instance that just broke, while the fleet checks the instance."""
 
 
 async def serve(
@@ -49,7 +49,7 @@ async def serve(
     interrupt: Interrupt,
     arrival_s: float,
 ) -> None:
-    """Answer one request, whatever happens. Its one end is in the accounts afterwards, and in the log."""
+    """Answer one request, whatever happens. Its only end is then in the accounts and in the log."""
     entry = serving.accounts.offer(request.request_id, request.slo, request.tenant, arrival_s, request.batch)
     job = serving.job(request, arrival_s)
     entry.program = request.program = serving.program(request, job)
@@ -78,7 +78,7 @@ async def serve(
 
 @dataclass(slots=True)
 class RequestLifecycle:
-    """One request on its way. `run` returns its outcome, and why for people; raises GatewayError or WaitCut."""
+    """One request's way. `run` returns its outcome and the reason; raises GatewayError or WaitCut."""
 
     serving: Serving
     request: GenerationRequest
@@ -108,7 +108,7 @@ class RequestLifecycle:
         self._placement = Placement(self.serving, self.request, self.job, self.interrupt)
 
     async def run(self) -> tuple[Outcome, str]:
-        """See the class."""
+        """Serve the request. See the class."""
         await self._enter()
         if isinstance(self.serving.router, PrefillDecode):
             await self._prefill(self.serving.router)
@@ -130,7 +130,8 @@ class RequestLifecycle:
             self._tell_fleet(name, ending)
             self._fell += ending.fell
             if transferred and not self._attempt.begun:
-                # The transfer may be what failed, so this was no try: the next instance computes the prompt.
+                # The transfer may be what failed, so this does not count as a try: the next instance computes the
+                # prompt.
                 self._prefill_ended(Prefill.FAILED)
                 name = await self._place(tried)
                 continue
@@ -143,7 +144,7 @@ class RequestLifecycle:
                 return Outcome.FAILED, ending.reason
 
     async def _enter(self) -> None:
-        """Wait for a place. Raises GatewayError or WaitCut if there is none for it."""
+        """Wait for a place. Raises GatewayError or WaitCut if there is none."""
         serving, request, interrupt = self.serving, self.request, self.interrupt
         if serving.closing:
             raise closing()
@@ -157,19 +158,19 @@ class RequestLifecycle:
             self._no_longer_waits()
 
     async def _keep_alive(self, every_s: float) -> None:
-        """Send a comment each time that a stream has been silent for so long, up to its first token."""
+        """Until the first token, send a comment after each silence of this length."""
         while True:
             await asyncio.sleep(every_s)
             if self._attempt.begun or self.client.ended:
                 return
             await self.client.keep_alive()
 
-    # ---- the prompt, at a prefill instance ------------------------------------------------------------------------
+    # ---- prefill at another instance ------------------------------------------------------------------------------
 
     async def _prefill(self, router: PrefillDecode) -> None:
-        """Have the prompt computed where prompts are. Where that fails, the decode instance computes it.
+        """Let a prefill instance compute the prompt. If that fails, the decode instance will.
 
-        Raises GatewayError (429) if a policy ended it there, WaitCut as every wait.
+        Raises GatewayError (429) if a policy ended the request there, and WaitCut.
         """
         serving = self.serving
         names = for_prompts(self._all_names()) if has_prompt_stage(self.request) else ()
@@ -185,7 +186,9 @@ class RequestLifecycle:
             raise self._unserved(ending.departure)
         if ending.end is End.BROKEN:
             self._tell_fleet(name, ending)
-            self._fell += ending.fell and ending.fault is None  # what answers with an error has not gone down
+            self._fell += (
+                ending.fell and ending.fault is None
+            )  # an instance that answers with an error has not gone down
         ended = {End.PASSED: Prefill.APART, End.REFUSED: Prefill.NONE}
         self._prefill_ended(ended.get(ending.end, Prefill.FAILED))
 
@@ -202,18 +205,18 @@ class RequestLifecycle:
             self._transfer = read_transfer(ending.body)
         return ending
 
-    # ---- where to -------------------------------------------------------------------------------------------------
+    # ---- placement ------------------------------------------------------------------------------------------------
 
     def _names(self) -> Sequence[str]:
         request = self._onward.asked
         return self.serving.where(request.previous_id, request.model, request.context_tokens)
 
     def _all_names(self) -> Sequence[str]:
-        """The instances that have the model, those for prompts alone too."""
+        """The instances that have the model, including those for prompts alone."""
         return self.serving.fleet.names(self.request.model, self.request.prompt_tokens)
 
     async def _place(self, avoided: Sequence[str] = ()) -> str:
-        """The instance to ask. Raises GatewayError (429) if its time runs out before there is one."""
+        """The instance to ask. Raises GatewayError (429) if the request's time ends before there is one."""
         return self._in_time(await self._placement.place(self._names(), avoided, self._due_s))
 
     @property
@@ -227,7 +230,7 @@ class RequestLifecycle:
         return name
 
     async def _after_departure(self, name: str, ending: Ending) -> str:
-        """Where a request goes that a policy ended unstarted. Raises GatewayError (429) if that was its end."""
+        """The next instance for a request that a policy ended unstarted. Raises GatewayError (429) if there is none."""
         serving = self.serving
         moves_left = self.entry.moves < serving.options.max_moves
         if ending.departure is not Departure.HAND_OFF or not moves_left:
@@ -238,9 +241,9 @@ class RequestLifecycle:
         return target
 
     def _unserved(self, departure: Departure | None) -> GatewayError:
-        """HTTP 429: it was given up unstarted.
+        """HTTP 429: the request was given up unstarted.
 
-        In APIs whose answers do not say why, it was its time that ran out if a target of it is missed by now.
+        In APIs whose answers give no reason, the reason is expiry if a target is missed by now.
         """
         if departure is Departure.SHED and self.request.api.named_events and self._is_late():
             departure = Departure.EXPIRED
@@ -259,7 +262,7 @@ class RequestLifecycle:
         return due_s is not None and self.serving.clock() >= due_s
 
     async def _retry(self, tried: list[str], ending: Ending) -> str:
-        """Another instance for a request of which nothing has come; empty if the client got the instance's error."""
+        """Another instance for a request without any output; empty if the client got the instance's error."""
         serving = self.serving
         untried = [
             name for name in serving.able(self.request.previous_id, self.request.model) if name not in tried
@@ -275,13 +278,13 @@ class RequestLifecycle:
         return await self._place(tried)
 
     def _has_tried_enough(self, tried: Sequence[str]) -> bool:
-        """Whether it ends here: it may be what its instances broke off under, and is not to take the last one too."""
+        """Whether to stop trying: the request may have broken its instances, and must not break the last one too."""
         there = sum(member.condition is not Condition.PARKED for member in self.serving.fleet.members)
         most_broken = max(2, there - 1)
         return len(tried) >= self.serving.options.max_tries or self._fell >= most_broken
 
     async def _resume(self, tried: list[str], ending: Ending) -> str:
-        """Where a stream goes on that has begun; empty if it cannot, and the client was told so."""
+        """The instance that continues a stream; empty if none can, in which case the client was told."""
         serving = self.serving
         reason = self._cannot_resume(tried, ending)
         if not reason:
@@ -295,13 +298,13 @@ class RequestLifecycle:
         return ""
 
     def _cannot_resume(self, tried: list[str], ending: Ending) -> str:
-        """Why a stream that has begun does not go on; empty if it does."""
+        """Why a begun stream cannot continue; empty if it can."""
         if self._has_tried_enough(tried):
             return f"it broke {len(tried)} times"
         return self._onward.cannot(ending)
 
     async def _finish(self) -> tuple[Outcome, str]:
-        """All of its tokens have come, and no more than usage and end mark may be missing."""
+        """All tokens have arrived; only usage and end mark may be missing."""
         missing = self._onward.missing_end()
         if isinstance(missing, str):
             await self._end_in_error(f"its token counts are lost; {missing}")
@@ -316,7 +319,7 @@ class RequestLifecycle:
     # ---- one attempt ----------------------------------------------------------------------------------------------
 
     async def _at(self, name: str, send: Callable[[Member], Awaitable[Ending]]) -> Ending:
-        """Be at an instance for as long as `send` takes, or until the instance is lost."""
+        """Count the request at an instance while `send` runs, or until the instance is lost."""
         serving = self.serving
         try:
             member = serving.fleet.member(name)
@@ -338,7 +341,7 @@ class RequestLifecycle:
         return ending
 
     async def _ask_for_it(self, member: Member) -> Ending:
-        """Send it to an instance, and pass on what comes back."""
+        """Send the request, and pass the answer on."""
         serving = self.serving
         if self.request.is_stored:
             serving.stored.keep(self.request.request_id, member.name, self.request.share)
@@ -354,14 +357,14 @@ class RequestLifecycle:
             )
             if self._transfer is not None:
                 request = with_transfer(request, self._transfer)
-        # The instance does not say why a policy ended it: a request that may move is handed off, else it is shed.
+        # These APIs do not say why a policy ended a request: if it may move it was handed off, else shed.
         unserved = Departure.HAND_OFF if may_move else Departure.SHED
         events, read_whole = onward.readers(member, unserved, ids=ids)
         call = self._call(member, request, self._hints(member, left, may_move=may_move), ids=ids)
         return await self._attempt.run(call, events, stream=self.request.stream, read_whole=read_whole)
 
     def _left(self) -> Slo:
-        """What is left of its targets."""
+        """The rest of its targets."""
         return self.request.slo.after(self.serving.clock() - self.entry.arrival_s)
 
     def _hints(self, member: Member, left: Slo, *, may_move: bool) -> dict[str, Any] | None:
@@ -383,9 +386,9 @@ class RequestLifecycle:
         return Call(root_of(member.url) + request.path, headers, body)
 
     def _tell_of_garbage(self, served_by: str) -> None:
-        """Blame instances for answers that were none, now that another has served the same request.
+        """Report instances whose answers were garbage, after another has served the same request.
 
-        Without that the request may be at fault, and what one client provokes is not to take instances from others.
+        Otherwise the request may be at fault, and one client's requests must not take instances from others.
         """
         for name in self._garbled:
             if name != served_by:
@@ -398,7 +401,7 @@ class RequestLifecycle:
             self.serving.fleet.suspect(name)
 
     def _tokens(self, tokens: int) -> None:
-        """So many more have gone to the client."""
+        """More tokens have gone to the client."""
         serving, now_s, member = self.serving, self.serving.clock(), self._member
         if member is not None:
             member.heard_s = now_s
@@ -410,7 +413,7 @@ class RequestLifecycle:
         serving.accounts.progress(self.entry, tokens, now_s)
 
     def _no_longer_waits(self) -> None:
-        """The answer has begun; or, without a stream, may have: it does not say so before it is whole."""
+        """The answer has begun. Without a stream it may have: that is not known before it is complete."""
         if self._admission is not None:
             self.serving.queue.began(self._admission)
         if self._timer is not None:
@@ -418,7 +421,7 @@ class RequestLifecycle:
             self.interrupt.clear(Cut.TOO_OLD)
 
     def _keep_place(self) -> None:
-        """What is made in the background goes on counting where it is made."""
+        """Keep counting a background response where it is made."""
         if not self.request.is_background or self._admission is None or self._member is None:
             return
         headers = upstream_headers(self.headers, with_key=self.serving.passes_key(self._member))
@@ -427,7 +430,7 @@ class RequestLifecycle:
             keep_place(self.serving, admission, self._member, self.request.request_id, headers)
         )
 
-    # ---- its end, where it has no answer --------------------------------------------------------------------------
+    # ---- ends without an answer -----------------------------------------------------------------------------------
 
     async def refuse(self, refusal: GatewayError) -> None:
         """Answer with an error of the gateway's own."""
@@ -435,7 +438,7 @@ class RequestLifecycle:
         await self.serving.refuse(self.client, refusal, self.entry.slo, self.entry.key.tenant)
 
     async def cut_short(self, cut: Cut) -> tuple[Outcome, str]:
-        """End what waited and waits no longer; its outcome, and why for people."""
+        """End a request whose wait was cut short; return its outcome and the reason."""
         if cut is Cut.GONE:
             return Outcome.CANCELLED, "the client left"
         refusal = self.serving.too_old() if cut is Cut.TOO_OLD else closing()
@@ -446,7 +449,7 @@ class RequestLifecycle:
         return Outcome.FAILED, refusal.message
 
     async def give_up(self, reason: str) -> None:
-        """The end of an answer that cannot go on, as far as the client can be told."""
+        """End an answer that cannot continue, and tell the client as far as possible."""
         client = self.client
         if client.ended:
             return
@@ -458,7 +461,7 @@ class RequestLifecycle:
                 await client.refuse(GatewayError(500, "internal", reason))
 
     def close(self, *, finished: bool) -> None:
-        """Whatever became of it, it is nowhere any longer."""
+        """Release everything that the request holds."""
         if self._comments is not None:
             self._comments.cancel()
         if self._timer is not None:

@@ -1,4 +1,4 @@
-"""How an answer goes on whose instance broke: from its token ids, made again and compared, or not at all."""
+"""How an answer continues after its instance broke: from its token ids, repeated and compared, or not at all."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from headway.gateway.request.serving import Serving
 
 @dataclass(slots=True)
 class Onward:
-    """What the client has of an answer, as far as another instance needs it to go on.
+    """What the client has of an answer, as far as another instance needs it.
 
-    `continuation`: from which tokens it goes on; `repeats`: it is made again; neither before it broke.
+    `continuation`: the answer continues from these tokens; `repeats`: it is made again; neither before a break.
     """
 
     serving: Serving
@@ -44,13 +44,13 @@ class Onward:
 
     @property
     def asked(self) -> GenerationRequest:
-        """What instances are asked for from now on."""
+        """The request for instances from now on."""
         return self.request if self.continuation is None else self.continuation.rest()
 
     async def prepare(self, member: Member) -> bool:
-        """Get ready for an instance's answer; whether the instance is to tell token ids.
+        """Prepare for an instance's answer; return whether the instance is to send token ids.
 
-        What goes on there begins with a whole character. Raises UpstreamError if the instance does not tell, WaitCut.
+        The continuation begins with a whole character. Raises UpstreamError if the instance cannot tell, and WaitCut.
         """
         serving, rest = self.serving, self.continuation
         if rest is not None:
@@ -67,7 +67,7 @@ class Onward:
     def readers(
         self, member: Member, unserved: Departure, *, ids: bool
     ) -> tuple[Events, Callable[[bytes], WholeAnswer]]:
-        """How its events are read, or its answer in one piece; `unserved`: what an answer without a token means."""
+        """Readers for its events and for an answer in one piece; `unserved`: what an answer without a token means."""
         events, read_whole = self._readers(unserved if member.facts.is_headway else None, ids=ids)
         self._events = events
         return events, read_whole
@@ -85,7 +85,7 @@ class Onward:
         return PassedEvents(with_ids=ids, hide_ids=not self.request.wants_ids, keep=keep), whole_of
 
     def cannot(self, ending: Ending) -> str:
-        """Why a stream that has begun does not go on after this, for people; empty if it does."""
+        """Why a begun stream cannot continue after this ending; empty if it can."""
         if not self.serving.options.resume or self._events is None:
             return "it does not go on elsewhere"
         if ending.refused or ending.departure not in (None, Departure.HAND_OFF):
@@ -106,14 +106,14 @@ class Onward:
 
     @property
     def has_all_tokens(self) -> bool:
-        """Whether no more than usage and end mark may be missing of a stream that broke."""
+        """Whether only usage and end mark may be missing from a broken stream."""
         events = self._events
         if events is None or not self.attempt.begun:
             return False
         if events.done or not (events.finished and self.request.one_answer):
             return events.done
         counted = events.counted or not self.request.wants_usage
-        # Token counts that are missing are counted from token ids, or come when the answer is made again.
+        # Missing token counts come from token ids, or arrive when the answer is made again.
         return counted or self._transcript is None or not isinstance(self._continue_from(events), str)
 
     @property
@@ -122,7 +122,7 @@ class Onward:
         return self._events is not None and self._events.done
 
     def missing_end(self) -> Continuation | str | None:
-        """What the token counts are made from that a stream with all tokens lacks, or why they are lost; else None."""
+        """What the missing token counts of a complete stream are made from, or why they are lost; else None."""
         events = self._events
         if events is None or events.done or events.counted or not self.request.wants_usage:
             return None

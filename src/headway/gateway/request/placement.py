@@ -1,4 +1,4 @@
-"""Where one request is served: in a batch of the central queue, if there is one, else where the router says."""
+"""Where one request is served: in a batch of the central queue if there is one, else where the router says."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from headway.gateway.request.serving import Serving
 
 @dataclass(slots=True)
 class Placement:
-    """One request's places, one after another: chosen, begun there, left, ended.
+    """One request's places, in sequence: chosen, begun, left, ended.
 
-    What must go to one instance of several, and what an instance makes in the background, is no member of any batch.
+    Requests for one particular instance, and background responses, are not batched.
     """
 
     serving: Serving
@@ -29,9 +29,9 @@ class Placement:
     async def place(
         self, names: Sequence[str], avoided: Sequence[str] = (), due_s: float | None = None
     ) -> str | None:
-        """One of the instances `names`, not of the `avoided` if there is another; None if `due_s` passes before.
+        """One of the instances `names`, preferably none of the `avoided`; None if `due_s` passes before.
 
-        Raises GatewayError and WaitCut as `CentralQueue.place`.
+        Raises GatewayError and WaitCut as `CentralQueue.place` does.
         """
         self._started = False
         queue = self.serving.batches
@@ -55,11 +55,11 @@ class Placement:
         return target or name
 
     def may_move(self, loses_nothing: Callable[[], bool]) -> bool:
-        """Whether an instance may give the request up; in a batch it may do so in the midst of the answer."""
+        """Whether an instance may give the request up; in a batch, even in the middle of the answer."""
         return self.job.may_move and (loses_nothing() if self._queued else self.serving.router.hands_off)
 
     def begin(self) -> bool:
-        """A token has come from where it is; whether it is the first from there."""
+        """A token arrived from the current instance; return whether it is the first from there."""
         if self._started:
             return False
         self._started = True
@@ -68,7 +68,7 @@ class Placement:
         return True
 
     def end(self, tokens: int, *, finished: bool) -> None:
-        """The request is over, with so many tokens, `finished` if that is the whole answer."""
+        """The request ended with this many tokens, `finished` if that is the whole answer."""
         self.job.num_output_tokens = tokens
         if self._routed:
             self.serving.router.end(self.job)

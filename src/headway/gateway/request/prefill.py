@@ -1,8 +1,8 @@
-"""A request's prompt as a request of its own, for a prefill instance: vLLM's protocol for prefill and decode apart.
+"""The prompt as a request of its own for a prefill instance: vLLM's protocol for separate prefill and decode.
 
-The prefill instance is sent the request with a limit of one token and `do_remote_decode`. Its answer says where the KV
-of the prompt is (NIXL), or nothing where both instances read one storage (`ExampleConnector`). A decode instance is
-sent the whole request with what the answer said.
+The prefill instance gets the request with a limit of one token and `do_remote_decode`. Its answer says where the
+prompt's KV is (NIXL), or nothing if both instances share a storage (`ExampleConnector`). A decode instance gets the
+whole request with that information.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ _KEEP_KV = msgspec.Raw(
 _OF_ANSWERS = ("stream", "stream_options", "min_tokens")
 """Fields that ask for a stream, or for more than one token."""
 _WHOLE_PROMPT = ("prompt_logprobs", "echo", "use_beam_search", "prompt_embeds")
-"""Fields that no KV from elsewhere serves: log probabilities of the prompt come from its computation, vLLM sends no
-parameters with beams, and connectors count a prompt by its token ids."""
+"""Fields that rule out KV from elsewhere: log probabilities of the prompt need its computation, vLLM sends no
+transfer parameters with beams, and connectors count a prompt by its token ids.
+"""
 
 
 class _Answer(msgspec.Struct):
@@ -46,12 +47,13 @@ class _Answer(msgspec.Struct):
 
 
 def has_prompt_stage(request: GenerationRequest) -> bool:
-    """Whether a prefill instance can compute the prompt; else the decode instance serves the whole request.
+    """Whether a prefill instance can compute the prompt; otherwise the decode instance serves the whole request.
 
-    KV that is read once serves one answer, and of several prompts vLLM tells the parameters of one. A response may
-    build upon another, which only the instance that answered it has.
+    Transferred KV serves a single answer, and for several prompts vLLM returns the parameters of one. A response may
+    build upon another, which only the instance that made it has.
 
-    Raises GatewayError (400) for a request with parameters of its own: those name addresses to connect to.
+    Raises GatewayError (400) for a request with transfer parameters of its own, since those name addresses to connect
+    to.
     """
     if request.fields.get(TRANSFER) not in _NOTHING:
         raise bad_request(f"{TRANSFER} is given; accepted: none, since the gateway sets it", TRANSFER)
@@ -60,7 +62,7 @@ def has_prompt_stage(request: GenerationRequest) -> bool:
 
 
 def prompt_alone(request: GenerationRequest) -> GenerationRequest:
-    """The request that has the prompt computed and its KV kept."""
+    """The request that computes the prompt and keeps its KV."""
     fields = {name: raw for name, raw in request.fields.items() if name not in _OF_ANSWERS}
     limits = [name for name in request.api.limits if name in fields] or request.api.limits[-1:]
     fields |= dict.fromkeys(limits, _ONE)
@@ -69,7 +71,7 @@ def prompt_alone(request: GenerationRequest) -> GenerationRequest:
 
 
 def read_transfer(body: bytes) -> msgspec.Raw:
-    """What the decode instance is told of the prompt's KV; `null` if nothing. Raises UpstreamError."""
+    """What the decode instance is told about the prompt's KV; `null` if nothing. Raises UpstreamError."""
     try:
         return msgspec.json.decode(body, type=_Answer).kv_transfer_params
     except NOT_AS_EXPECTED as error:

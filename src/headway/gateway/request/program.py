@@ -1,4 +1,4 @@
-"""The agent program of which a request is a turn: by the names that clients give, else by how its prompt begins."""
+"""Finds the agent program to which a request belongs: by the client's names, else by how its prompt begins."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ _HEADERS = (
     (b"conversation_id", None),
     (b"x-session-id", None),
 )
-"""What names a session, and what a part of it, as a sub-agent: a program of its own. Sources: Dynamo, Claude Code,
-Codex (with underscores until 2025), OpenCode."""
+"""Header with a session's name -> header with the name of a part, such as a sub-agent, which is a program of its
+own. Sources: Dynamo, Claude Code, Codex (with underscores until 2025), OpenCode.
+"""
 _KNOWN = frozenset(name for pair in _HEADERS for name in pair if name is not None)
 _IN_USER = re.compile(r"_session_([0-9A-Za-z-]{8,64})$")
 """Claude Code names its session in `metadata.user_id` too."""
 _DIGEST_BYTES = 12
 INFERRED = "~"
-"""What inferred names begin with."""
+"""Prefix of inferred names."""
 
 
 def program_of(
     headers: Sequence[tuple[bytes, bytes]], xargs: Mapping[str, Any], nvext: object, metadata: object
 ) -> str:
-    """The name that a request gives its program; empty if it gives none. What is no name is left alone.
+    """The name that a request gives its program; empty if it gives none. Invalid names are ignored.
 
-    An extra argument goes before headers, these before the body's `nvext` and `metadata`. O(headers).
+    Extra arguments have precedence over headers, and these over the body's `nvext` and `metadata`. O(headers).
     """
     found = _of_xargs(xargs) or _of_headers(headers) or _of_nvext(nvext) or _of_metadata(metadata)
     return found if not found or _fits(found) else _digest(found)
 
 
 def of_tenant(program: str, tenant: str) -> str:
-    """The name of a tenant's program: two tenants' equal names are two programs."""
+    """The unique name of a tenant's program: two tenants may use equal names."""
     if not program or not tenant:
         return program
     name = f"{tenant.replace('%', '%25').replace('/', '%2F')}/{program}"
@@ -75,7 +76,7 @@ def _of_headers(headers: Sequence[tuple[bytes, bytes]]) -> str:
 
 
 def _of_nvext(nvext: object) -> str:
-    """Dynamo's agent context, or its hints."""
+    """The name in Dynamo's agent context, or in its hints."""
     if not isinstance(nvext, dict):
         return ""
     parts = (nvext.get("agent_context"), nvext.get("agent_hints"))
@@ -95,7 +96,7 @@ def _of_metadata(metadata: object) -> str:
 
 
 def _of_object(value: object, names: Sequence[str], part: str | None) -> str:
-    """The first of these texts in an object, with that of its part."""
+    """The first of these names in an object, combined with that of its part."""
     if not isinstance(value, dict):
         return ""
     session = next(filter(None, (_text(value.get(name)) for name in names)), "")
@@ -115,20 +116,20 @@ def _fits(name: str) -> bool:
 
 
 def _digest(name: str) -> str:
-    """A short name in place of one that is too long, or not printable: as good for telling programs apart."""
+    """A digest for a name that is too long or not printable."""
     return blake2b(name.encode(errors="surrogatepass"), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 _SHARED = ""
-"""In place of a program: several prompts end with this block, so that it tells none of them from the others."""
+"""Replaces the program of a block with which several prompts end, and which therefore identifies none."""
 
 
 class KnownPrograms:
-    """Programs by the responses that belong to them and by where their last prompts ended, the oldest forgotten first.
+    """Programs by their responses and by where their last prompts ended; the oldest are forgotten first.
 
-    A request without a name belongs to the program of the response that it goes on from; else to that whose last
-    prompt it begins with, up to that prompt's last whole block. So a program that gives itself no name has one from
-    its second turn on. O(blocks) a request.
+    A request without a name belongs to the program of the response that it continues; else to the one whose last prompt
+    it begins with, up to that prompt's last whole block. So a program without a name is recognised from its second turn
+    on. O(blocks) a request.
     """
 
     MOST = 20_000
@@ -140,10 +141,10 @@ class KnownPrograms:
     def of_turn(
         self, named: str, tenant: str, blocks: Sequence[int], *, response: str | None, previous: str | None
     ) -> str:
-        """The program of a request, empty if none is known.
+        """The program of a request, empty if unknown.
 
-        `named` is the program that it names, of `tenant`; `response` is the id of what it makes, if others may go on
-        from that, and `previous` of what it goes on from.
+        `named` is the program that it names, of `tenant`; `response` is the id of its own response, if others may
+        continue that, and `previous` the id of the response that it continues.
         """
         program = named
         if not program and previous is not None:
@@ -157,10 +158,10 @@ class KnownPrograms:
         return program
 
     def _inferred(self, tenant: str, blocks: Sequence[int]) -> str:
-        """The program whose last prompt this one goes on from; it now ends here."""
+        """The program whose last prompt this one continues; the program's last prompt now ends here."""
         ends, here = self._of_end, (tenant, blocks[-1])
         if here in ends:
-            # The same again, or another with the same beginning: neither goes on from the other.
+            # An equal prompt, or another with the same beginning, continues neither.
             _keep(ends, here, _SHARED, self.MOST)
             return ""
         before = next((key for block in reversed(blocks[:-1]) if (key := (tenant, block)) in ends), None)

@@ -1,8 +1,8 @@
-"""A stream whose instance broke is asked for again from its start, where the same words come again.
+"""Makes a broken stream again from its start, where the same words come again.
 
 Tools, structured output, log probabilities, penalties and several answers depend on what an engine or a parser has seen
 since the answer began, so token ids alone cannot continue them. A greedy or seeded request makes the same answer again:
-what the client has is compared and left out, and the rest goes on.
+what the client has is compared and left out, and the rest is passed on.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Key = tuple[object, ...]
 _DELTA_TEXTS = ("content", "reasoning", "reasoning_content", "refusal")
 _LOGPROB_LISTS = ("content", "tokens", "token_logprobs", "top_logprobs", "text_offset")
 _INEXACT = ("token_logprobs", "top_logprobs")
-"""Figures of another computation, which differ in their last digits."""
+"""Figures whose last digits differ between computations."""
 _HEAD = ("id", "created", "model")
 _decode_number: Callable[[bytes | msgspec.Raw], float | None] = msgspec.json.Decoder(
     float | None, strict=False
@@ -43,7 +43,7 @@ _decode_number: Callable[[bytes | msgspec.Raw], float | None] = msgspec.json.Dec
 
 
 def repeatable(request: GenerationRequest) -> bool:
-    """Whether the same request makes the same answer: a stream that is greedy or has a seed."""
+    """Whether the request, sent again, makes the same answer: a stream that is greedy or has a seed."""
     return request.stream and not request.is_background and (is_greedy(request) or is_seeded(request))
 
 
@@ -53,7 +53,7 @@ def is_greedy(request: GenerationRequest) -> bool:
 
 
 def is_seeded(request: GenerationRequest) -> bool:
-    """Whether the request asks for one sample of all."""
+    """Whether the request asks for one particular sample."""
     return _number(request, "seed") is not None
 
 
@@ -64,7 +64,7 @@ def _number(request: GenerationRequest, name: str) -> float | None:
     try:
         return _decode_number(raw)
     except NOT_AS_EXPECTED:
-        return None  # the instance's to refuse
+        return None  # for the instance to refuse
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Transcript(EventsKept):
             self.once.add(("usage",))
 
     def repeated(self, tokens_before: int, _left: Departure | None) -> Events:
-        """How the events of the answer that is made again are read, once what was kept has been."""
+        """A reader for the events of the repeated answer, after processing the kept events."""
         return RepeatedEvents(transcript=self, tokens=tokens_before)
 
     def whole(self, key: Key) -> Any:
@@ -102,7 +102,7 @@ class Transcript(EventsKept):
 
 
 def _growing(choice: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any], str]]:
-    """The texts and lists of a choice to which each event adds: what each is called, and where it stands."""
+    """Yield the texts and lists of a choice to which each event adds: the key, and the position."""
     index = choice.get("index", 0)
     delta, logprobs = choice.get("delta") or {}, choice.get("logprobs") or {}
     places = [(choice, "text"), (choice, "token_ids"), *((delta, name) for name in _DELTA_TEXTS)]
@@ -119,7 +119,7 @@ def _growing(choice: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any], str]
 
 
 def _given_once(choice: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any], str]]:
-    """What one event of a choice says for all."""
+    """Yield the fields of a choice that a single event sets for all."""
     index, delta = choice.get("index", 0), choice.get("delta") or {}
     calls = [(call, call.get("index")) for call in delta.get("tool_calls") or []]
     places = [(choice, "finish_reason", None), (choice, "stop_reason", None), (delta, "role", None)]
@@ -132,9 +132,9 @@ def _given_once(choice: dict[str, Any]) -> Iterator[tuple[Key, dict[str, Any], s
 
 @dataclass(slots=True, kw_only=True)
 class RepeatedEvents(TakenUpEvents):
-    """The events of an answer that is made again, without what the client has of it. See `events.Events`.
+    """The events of a repeated answer, without what the client has of it. See `events.Events`.
 
-    Where the answer comes out otherwise, `halt` says so. O(bytes).
+    If the answer comes out differently, `halt` says so. O(bytes).
     """
 
     transcript: Transcript
@@ -161,7 +161,7 @@ class RepeatedEvents(TakenUpEvents):
         return b"data: " + msgspec.json.encode(event) + b"\n\n"
 
     def _is_news(self, event: dict[str, Any]) -> bool:
-        """Whether an event holds what the client has not; all else is taken out of it."""
+        """Whether an event has anything that the client lacks; the rest is removed from it."""
         choices = event.get("choices") or []
         news = not choices and ("usage",) not in self.transcript.once
         for choice in choices:
@@ -175,7 +175,7 @@ class RepeatedEvents(TakenUpEvents):
         return news
 
     def _is_new(self, key: Key, holder: dict[str, Any], name: str) -> bool:
-        """Take out of a field what the client has of it; whether anything is left."""
+        """Remove from a field what the client has; return whether anything is left."""
         value, start = holder[name], self._seen.get(key, 0)
         self._seen[key] = start + len(value)
         known = self.transcript.whole(key)[start : start + len(value)]
@@ -186,7 +186,7 @@ class RepeatedEvents(TakenUpEvents):
 
 
 def _exact(name: str, value: Any) -> Any:
-    """What must be the same in both answers."""
+    """The part of a value that must be equal in both answers."""
     if isinstance(value, str):
         return value
     if name in _INEXACT:

@@ -1,6 +1,6 @@
-"""A broken stream of responses or messages, made again: the events that the client has are compared and left out.
+"""Makes a broken stream of responses or messages again: events that the client has are compared and left out.
 
-Objects in these events have ids, which each instance draws anew: the client goes on with those of the first instance.
+Objects in these events have ids, which each instance draws anew: the client keeps those of the first instance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Place = tuple[object, ...]
 
 @dataclass(slots=True)
 class _Segment:
-    """One event, or all deltas in a row that add to the same text (`is_text`)."""
+    """One event, or all consecutive deltas of the same text (`is_text`)."""
 
     place: Place
     is_text: bool
@@ -54,7 +54,7 @@ class NamedTranscript(EventsKept):
             self.segments.append(_Segment(place, text is not None, "" if text is None else text[2]))
 
     def repeated(self, tokens_before: int, left: Departure | None) -> Events:
-        """How the events of the answer that is made again are read; `left` as for `NamedEvents`."""
+        """A reader for the events of the repeated answer; `left` as in `NamedEvents`."""
         return RepeatedNamedEvents(transcript=self, tokens=tokens_before, inner=NamedEvents(left=left))
 
 
@@ -77,7 +77,7 @@ def _place_of(event: dict[str, Any]) -> Place:
 
 
 def _text_of(event: dict[str, Any]) -> tuple[dict[str, Any], str, str] | None:
-    """The text that a delta adds: the object it stands in, its name there, and itself."""
+    """The text that a delta adds: its object, its name there, and the text."""
     if not str(event.get("type")).endswith("delta"):
         return None
     holder, delta = event, event.get("delta")
@@ -90,7 +90,7 @@ def _text_of(event: dict[str, Any]) -> tuple[dict[str, Any], str, str] | None:
 
 @dataclass(slots=True, kw_only=True)
 class RepeatedNamedEvents(Events):
-    """The events of an answer that is made again, without what the client has of it. See `events.Events`."""
+    """The events of a repeated answer, without what the client has of it. See `events.Events`."""
 
     transcript: NamedTranscript
     inner: NamedEvents
@@ -110,12 +110,12 @@ class RepeatedNamedEvents(Events):
         return bytes(shown)
 
     def begins(self, data: bytes) -> bool:
-        """An answer that is made again has begun long ago."""
+        """True: a repeated answer began long ago."""
         return True
 
     @property
     def rest(self) -> bytes:
-        """Nothing: what has no end is not passed on."""
+        """Empty: an unfinished line is not passed on."""
         return b""
 
     def _event(self, event: dict[str, Any]) -> bytes:
@@ -134,13 +134,15 @@ class RepeatedNamedEvents(Events):
         return b"event: " + str(event["type"]).encode() + b"\ndata: " + body + b"\n\n"
 
     def _go_to_end(self) -> None:
-        """All that is noted has come again; a text that is the last may go on."""
+        """Everything recorded has come again; the last text may continue."""
         segments = self.transcript.segments
         goes_on = segments[-1].is_text
         self._at, self._within = len(segments) - goes_on, len(segments[-1].text) * goes_on
 
     def _is_news(self, event: dict[str, Any]) -> bool:
-        """Whether an event holds what the client has not; its text is cut to that. Halts where another one was sent."""
+        """Whether an event has anything that the client lacks; its text is cut to that. Halts if it differs from
+        what was sent.
+        """
         segments, text, place = self.transcript.segments, _text_of(event), _place_of(event)
         if self._at < len(segments) and self._is_over(segments[self._at], place):
             self._at, self._within = self._at + 1, 0
@@ -162,7 +164,9 @@ class RepeatedNamedEvents(Events):
         return bool(holder[name])
 
     def _is_over(self, sent: _Segment, place: Place) -> bool:
-        """Whether all of a text has come again, and another event follows; an event without text is over at once."""
+        """Whether a text has come again completely, and another event follows; an event without text is over at
+        once.
+        """
         return sent.is_text and self._within == len(sent.text) and sent.place != place
 
 

@@ -1,4 +1,4 @@
-"""A stream whose instance broke goes on at another, from the tokens that the client has."""
+"""Continues a broken stream at another instance, from the tokens that the client has."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _PROMPT = frozenset({
     "prompt", "messages", "add_special_tokens", "truncate_prompt_tokens", "truncation_side",
     "add_generation_prompt", "continue_final_message", "documents", "chat_template", "chat_template_kwargs",
 })  # fmt: skip
-"""Fields that say what the prompt is: its token ids stand for them."""
+"""Fields that define the prompt; its token ids replace them."""
 
 _TOOLS = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
-"""Fields that are a part of the prompt, and no more, where no tool may be called."""
+"""Fields that, if no tool may be called, are only part of the prompt."""
 _NONE = msgspec.Raw(b'"none"')
 _COUNTED = frozenset({"max_tokens", "max_completion_tokens", "min_tokens"})
 _OURS = frozenset({"return_token_ids", "n"})
 _NO_EFFECT = (b"null", b"false", b"0", b"0.0", b'""', b"[]", b"{}", b'"none"', b'{"type":"text"}')
-"""Values by which a field asks for nothing."""
+"""Values with which a field asks for nothing."""
 _COUNTS_OTHERS = frozenset({"logprobs", "prompt_logprobs"})
-"""Fields of which 0 asks for something: the log probability of the token itself, and of no other."""
+"""Fields whose 0 asks for something: the log probability of the token itself, and no others."""
 _SHORT_BYTES = 2**12
-"""A longer value asks for something, and is not looked at: a stream that might break is to cost little before."""
+"""A longer value counts as a request for something and is not examined: preparing for a break must be cheap."""
 
 _REPLACEMENT = "\ufffd"
 _TAIL_TOKENS = 16
@@ -48,15 +48,15 @@ _decode = msgspec.json.decode
 _encode = msgspec.json.encode
 
 _NOT_NOW = (408, 429)
-"""Of those that say that the client is at fault: too late, and too much."""
+"""Client errors that depend on the moment: timeout, and overload."""
 
 
 def resumable(request: GenerationRequest) -> bool:
-    """Whether the rest of its stream can be asked for by token ids, and be what it would have been.
+    """Whether the rest of the stream can be requested by token ids, with the same result as without the break.
 
-    Not so with several answers, or a field whose effect reaches over the break: penalties that count only the
+    False for several answers, and for fields whose effect reaches across the break: penalties that count only the
     answer, stop texts of two characters and more, log probabilities, tools that may be called, structured output, and
-    any field that is not known here. Sampled answers go on, as another sample would, unless a seed asks for one sample.
+    any unknown field. Sampled answers continue as another sample would, unless a seed asks for one particular sample.
     """
     if not (request.stream and request.one_answer) or request.api.named_events:
         return False
@@ -69,10 +69,11 @@ def resumable(request: GenerationRequest) -> bool:
 
 
 def loses_nothing(request: GenerationRequest, answer_limit: int | None) -> bool:
-    """Whether an instance may give it up in the midst of its answer, whatever that answer turns out to be.
+    """Whether an instance may give the request up in the middle of its answer, whatever the answer turns out to be.
 
-    A whole answer is asked for again. A stream goes on from its token ids if its limit is known (`answer_limit` is its
-    model's own). A chat may turn out to be made by a parser: it is made again then, which only a greedy one can be.
+    A whole answer is requested again. A stream continues from its token ids if its limit is known (`answer_limit` is
+    its model's own). A chat may turn out to come from a parser: it is then repeated, which is possible only for a
+    greedy one.
     """
     if not request.stream:
         return not request.api.named_events
@@ -92,17 +93,17 @@ def _keeps_its_sense(name: str, raw: msgspec.Raw) -> bool:
 
 
 def _short_stops(raw: msgspec.Raw) -> bool:
-    """A stop text of one character cannot lie across the break, nor hold text back that had been made before it."""
+    """A stop text of one character cannot lie across the break, nor hold back text from before it."""
     try:
         stop = msgspec.json.decode(raw)
     except NOT_AS_EXPECTED:
-        return False  # the instance's to refuse
+        return False  # for the instance to refuse
     stops = stop if isinstance(stop, list) else [stop or ""]
     return all(isinstance(text, str) and len(text) <= 1 for text in stops)
 
 
 def has_more_than_text(request: GenerationRequest) -> bool:
-    """Whether a message holds an image, sound or the like."""
+    """Whether a message has an image, audio or the like."""
     messages = msgspec.json.decode(request.fields["messages"]) if "messages" in request.fields else []
     contents = [message.get("content") for message in messages if isinstance(message, dict)]
     parts = [part for content in contents if isinstance(content, list) for part in content]
@@ -123,7 +124,7 @@ class _Head(msgspec.Struct):
 class Continuation:
     """What the client has of an answer, and the request for the rest: a completion, for a chat too.
 
-    `prompt_ids` and `sent_ids` are JSON numbers with commas between, `sent` how many of the latter there are.
+    `prompt_ids` and `sent_ids` are JSON numbers with commas between; `sent` is the number of the latter.
     """
 
     request: GenerationRequest
@@ -145,7 +146,7 @@ class Continuation:
 
     @property
     def left(self) -> int | None:
-        """Tokens that may still come; None if that is not known."""
+        """Tokens that may still come; None if unknown."""
         limits = []
         if self.request.max_tokens is not None:
             limits.append(self.request.max_tokens - self.sent)
@@ -156,7 +157,7 @@ class Continuation:
         return min(limits) if limits else None
 
     def without(self, tokens: int) -> Continuation:
-        """As if the last tokens had not been sent: they belong to a character of which the client has nothing."""
+        """The continuation without the last tokens, which belong to a character of which the client has nothing."""
         return replace(self, sent_ids=b",".join(self.sent_ids.split(b",")[:-tokens])) if tokens else self
 
     def rest(self) -> GenerationRequest:
@@ -180,13 +181,13 @@ class Continuation:
         )
 
     def end(self) -> bytes:
-        """What is missing when the finish reason has come: the usage, if the client wants it, and the end mark."""
+        """What is missing after the finish reason: the usage, if the client wants it, and the end mark."""
         if not self.request.wants_usage:
             return DONE
         return self.render({"choices": [], "usage": {"completion_tokens": 0}}) + DONE
 
     def render(self, event: dict[str, Any]) -> bytes:
-        """A completion event of the rest, as the client would have had it from the first instance."""
+        """Convert a completion event of the rest into one of the first instance's events."""
         head = {
             "id": self.head.id,
             "object": "chat.completion.chunk" if self.request.chat else "text_completion",
@@ -215,7 +216,7 @@ class Continuation:
         return {**shown, "token_ids": ids}
 
     def _usage(self, usage: dict[str, Any]) -> dict[str, Any]:
-        """The rest's prompt is the prompt and what the client had: put back where it belongs."""
+        """Move the tokens that the client had from the prompt's usage to the answer's."""
         completion = (usage.get("completion_tokens") or 0) + self.sent
         total = self.prompt_tokens + completion
         counts = {"prompt_tokens": self.prompt_tokens, "total_tokens": total, "completion_tokens": completion}
@@ -229,9 +230,9 @@ def continue_from(
     max_model_len: int | None,
     answer_limit: int | None,
 ) -> Continuation | str:
-    """How a broken stream goes on; or why it cannot, for people.
+    """How a broken stream continues, or why it cannot.
 
-    `answer_limit` is what its model lets an answer have where the request sets no limit; None: that is not known.
+    `answer_limit` is what its model allows an answer if the request sets no limit; None: unknown.
     """
     if not events.prompt_ids:
         return "its tokens are not known"
@@ -260,7 +261,7 @@ def continue_from(
 
 
 def _head(first_events: bytes) -> _Head | None:
-    """What all events of the answer begin with, read from the first of them."""
+    """What all events of the answer begin with, taken from the first of them."""
     for line in first_events.split(b"\n"):
         found = payload(line)
         if found is not None:
@@ -278,10 +279,10 @@ def _count(ids: bytes) -> int:
 async def half_a_character(session: aiohttp.ClientSession, url: str, continuation: Continuation) -> int:
     """How many of the last tokens make no whole character, so that the client has nothing of them.
 
-    vLLM holds their text back, and would repeat the prompt's if a prompt ended so. The instance that goes on is asked
-    to turn the last tokens into text; where it does not offer that, 0 is the answer, which is right wherever each token
-    is whole characters. One question, and one more for each token dropped. Raises UpstreamError if it does not answer:
-    what it then made of a half character would be wrong.
+    vLLM holds their text back, and would repeat the prompt's if a prompt ended so. The continuing instance is asked to
+    turn the last tokens into text. If it does not offer that, the result is 0, which is right if every token is whole
+    characters. One question, and one more for each token dropped. Raises UpstreamError if it does not answer: its
+    continuation of half a character would be wrong.
     """
     ids = continuation.sent_ids.split(b",") if continuation.sent_ids else []
     dropped = 0
@@ -295,7 +296,7 @@ async def half_a_character(session: aiohttp.ClientSession, url: str, continuatio
 
 
 async def _text(session: aiohttp.ClientSession, url: str, model: str, ids: list[bytes]) -> str:
-    """The tokens as text, by vLLM's `/detokenize`; empty from a server that does not offer it."""
+    """The tokens as text, by vLLM's `/detokenize`; empty from a server without it."""
     body = b'{"model":%b,"tokens":[%b]}' % (_encode(model), b",".join(ids))
     try:
         async with session.post(
@@ -313,7 +314,7 @@ async def _text(session: aiohttp.ClientSession, url: str, model: str, ids: list[
 
 @dataclass(slots=True, kw_only=True)
 class ResumedEvents(TakenUpEvents):
-    """The rest of a stream: decoded, and made to look like what came before. See `events.Events`."""
+    """The rest of a stream: decoded, and converted to look like the beginning. See `events.Events`."""
 
     continuation: Continuation
 

@@ -1,4 +1,4 @@
-"""What all requests at the gateway share: fleet, router, admission queue, accounts, and the homes of responses."""
+"""What all requests at the gateway share: fleet, router, admission queue, accounts, and the places of responses."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ from headway.routing.prefill_decode import PrefillDecode, for_answers
 
 _NO_LIMIT_TOKENS = 2**31 - 1
 _MOST, _MOST_OF_A_TENANT = 100_000, 10_000
-"""Of those that were made or asked for last: in all, and of a named tenant, for which no other's are forgotten."""
+"""Most responses remembered, the last made or requested: in all, and of a named tenant, which displaces only its
+own.
+"""
 
 
 class InstanceLost(UpstreamError):
@@ -41,7 +43,7 @@ class InstanceLost(UpstreamError):
 class StoredResponses:
     """Instances and tenants of responses by their ids. O(1).
 
-    An instance that is lost may be back with all that it had; one that was launched anew says itself that it has not.
+    A lost instance may return with all of its responses; a relaunched one reports itself that it has none.
     """
 
     def __init__(self) -> None:
@@ -68,7 +70,7 @@ class StoredResponses:
                 del self._of_tenant[known[1]]
 
     def place_of(self, response_id: str) -> str | None:
-        """The instance that makes or made it; None if that is not known any more."""
+        """The instance that makes or made a response; None if that is forgotten."""
         known = self._known.get(response_id)
         if known is None:
             return None
@@ -76,16 +78,16 @@ class StoredResponses:
         return known[0]
 
     def check(self, response_id: str, key_tenant: str) -> None:
-        """Raise GatewayError (404) for a response that is not the tenant's, as far as the key says whose it is."""
+        """Raise GatewayError (404) for a response of another tenant than the key's."""
         if key_tenant and self._known.get(response_id, ("", ""))[1] != key_tenant:
             message = f"no response {response_id[:80]!r} of tenant {key_tenant!r}"
             raise GatewayError(404, "unknown_response", message)
 
 
 class Serving:
-    """What requests need of the gateway. Everything on one event loop.
+    """What requests need of the gateway. Runs on one event loop.
 
-    `running` are the interrupts of the requests that are here, so that they can be cut short together.
+    `running` are the interrupts of the current requests, so that they can be cut short together.
     """
 
     def __init__(
@@ -126,12 +128,12 @@ class Serving:
     def passes_key(self, member: Member) -> bool:
         """Whether the client's API key is forwarded to the instance.
 
-        True if the gateway asks for no key, and has none for this instance (in its own headers or in the URL).
+        True if the gateway requires no key, and has none for this instance (in its own headers or in the URL).
         """
         return self._keys_are_clients and "@" not in urlsplit(member.url).netloc
 
     async def refuse(self, client: Client, refusal: GatewayError, slo: Slo, tenant: str) -> None:
-        """Answer with an error of the gateway's own, and note it."""
+        """Answer with an error of the gateway's own, and count it."""
         label = slo_label(slo)
         self.accounts.refuse(
             Refusal(self.clock(), refusal.status, refusal.code, refusal.message, label, tenant)
@@ -140,7 +142,7 @@ class Serving:
 
     @contextmanager
     def at(self, member: Member, sequences: int, interrupt: Interrupt) -> Iterator[None]:
-        """Count a request's sequences there as long as this is open. Raises InstanceLost if that cuts it short."""
+        """Count a request's sequences at an instance inside the block. Raises InstanceLost if that cuts it short."""
         member.in_flight += sequences
         try:
             with self.losses.cutting(member.name, member.loss, interrupt):
@@ -154,7 +156,7 @@ class Serving:
 
     @contextmanager
     def limited(self, interrupt: Interrupt) -> Iterator[None]:
-        """Cut what waits here short (TOO_OLD) once it is older than requests may be before they begin."""
+        """Inside the block, cut a wait short (TOO_OLD) at the age limit for requests without output."""
         timer = self.start_age_timer(interrupt)
         try:
             yield
@@ -164,31 +166,31 @@ class Serving:
                 interrupt.clear(Cut.TOO_OLD)
 
     def start_age_timer(self, interrupt: Interrupt) -> asyncio.TimerHandle | None:
-        """Have a request cut short (TOO_OLD) after `max_age_s`, if that is set."""
+        """Cut a request short (TOO_OLD) after `max_age_s`, if that is set."""
         if self.options.max_age_s is None:
             return None
         return asyncio.get_running_loop().call_later(self.options.max_age_s, interrupt.cut, Cut.TOO_OLD)
 
     def too_old(self) -> GatewayError:
-        """HTTP 429: it has waited for as long as any may."""
+        """HTTP 429: the request has waited for as long as any may."""
         return self.queue.overloaded(
             "too_old", f"no answer had begun within {self.options.max_age_s:g} s; try again later"
         )
 
     def beside(self, work: Coroutine[Any, Any, None]) -> None:
-        """Go on with this beside all requests, until it ends or nothing is served any longer."""
+        """Run a coroutine beside all requests, until it ends or the gateway stops."""
         task = asyncio.create_task(work)
         self._beside.add(task)
         task.add_done_callback(self._beside.discard)
 
     def cut_all(self) -> None:
-        """End every request that is still here: with an error, as far as its client can be told."""
+        """End every remaining request, with an error as far as its client can be told."""
         self.closing = True
         for interrupt in self.running:
             interrupt.cut(Cut.CLOSING)
 
     def close(self) -> None:
-        """Nothing is served any longer."""
+        """Stop serving."""
         for task in self._beside:
             task.cancel()
         if self.batches is not None:
@@ -198,9 +200,9 @@ class Serving:
             self.log.close()
 
     def with_room(self, names: Sequence[str], sequences: int) -> Sequence[str]:
-        """Instances that may be sent so many more sequences; all of them if the room is spread over several.
+        """Instances with room for this many more sequences; all of them if the limit is the pools' together.
 
-        A router that hands off keeps instances free for those that are urgent: there the limit is the pools' together.
+        A router that hands off keeps instances free for urgent requests, so there the limit is shared.
         """
         limit = self.options.max_in_flight
         if limit is None or self.router.hands_off:
@@ -208,9 +210,9 @@ class Serving:
         return [name for name in names if self.fleet.member(name).in_flight + sequences <= limit] or names
 
     def able(self, response_id: str | None, model: str, tokens: int = 0) -> Sequence[str]:
-        """The instances that may be asked: of those that have the model (see `Fleet.names`), the one with the response.
+        """The instances that may be asked: those that have the model (see `Fleet.names`), or the one with the response.
 
-        Where no model is named, the first instance's first one is meant, as a single server means its own.
+        Without a model the first model of the first instance is meant, as for a single server.
         """
         names = self._answering(model or self.fleet.facts.model, tokens)
         home = None if response_id is None else self.stored.place_of(response_id)
@@ -219,7 +221,7 @@ class Serving:
         return [name for name in names if name == home]
 
     def where(self, response_id: str | None, model: str, tokens: int = 0) -> Sequence[str]:
-        """The instances that may be asked: see `able`. Raises GatewayError (503) without any."""
+        """The instances that may be asked: see `able`. Raises GatewayError (503) if there are none."""
         names = self.able(response_id, model, tokens)
         if names:
             return names
@@ -230,7 +232,7 @@ class Serving:
         raise no_instance(f"no instance with the model {model[:80]!r} is ready")
 
     def _answering(self, model: str = "", tokens: int = 0) -> Sequence[str]:
-        """The instances that may be asked for answers: not those for prompts alone, as long as there are others."""
+        """The instances that may be asked for answers: prefill instances only if there are no others."""
         names = self.fleet.names(model, tokens)
         return for_answers(names) if isinstance(self.router, PrefillDecode) else names
 
@@ -239,14 +241,14 @@ class Serving:
         return None if limit is None else limit * len(self._answering())
 
     def program(self, request: GenerationRequest, job: Job) -> str:
-        """The program of which a request is a turn; empty if none is known. Called once for each request."""
+        """The agent program of a request; empty if unknown. Called once for each request."""
         made = request.request_id if request.is_stored else None
         return self._programs.of_turn(
             request.program, request.share, job.prefix_blocks, response=made, previous=request.previous_id
         )
 
     def job(self, request: GenerationRequest, arrival_s: float) -> Job:
-        """The request as routers see it. Clients may use a name twice, so it has a number of its own."""
+        """The request as routers see it. Client ids may repeat, so it gets a number of its own."""
         return Job(
             id=str(next(self._numbers)),
             arrival_s=arrival_s,

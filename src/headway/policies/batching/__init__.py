@@ -1,4 +1,4 @@
-"""Batchings: how a ranking becomes this step's work. One idea a file."""
+"""Batchings turn a ranking into the work of one step. One idea a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decodes first, prompts in chunks with what is left."""
+"""Runs decodes first, and prompts in chunks with the remaining tokens."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 @dataclass(slots=True)
 class DecodeFirst(Unchanging, LearnsNothing):
-    """Every resident runs, those decoding first; waiting jobs start in rank order with the tokens left.
+    """Runs every resident, decodes first; waiting jobs start in rank order with the remaining tokens.
 
-    Stock vLLM V1 serves residents in the order they were admitted: the one still in prefill is the last, since it took
-    the rest of its step's budget. So residents an order leaves as they are stay as they are, and only a re-ranking has
-    its prefills moved behind the decodes. `token_budget` fixes a smaller budget than the engine's own (Sarathi-Serve,
-    Agrawal et al. 2024, arXiv:2403.02310). With `head_room` a job starts, or comes back from the host, only if all its
-    tokens and that many blocks more fit beside all tokens known of the residents, so that it is not evicted in the
-    next step. O(residents) a step, plus the order's own ranking.
+    Stock vLLM V1 serves residents in order of admission. A resident in prefill is then always the last, since it took
+    the rest of its step's budget. If the order keeps that sequence, nothing moves; after a re-ranking, prefills are
+    moved behind the decodes. `token_budget` sets a smaller budget than the engine's own (Sarathi-Serve, Agrawal et al.
+    2024, arXiv:2403.02310). With `head_room`, a job starts or comes back from the host only if all of its tokens and
+    that many extra blocks fit beside all known tokens of the residents, so that it is not evicted in the next step.
+    O(residents) a step, plus the order's own ranking.
     """
 
     token_budget: int | None = None
@@ -37,7 +37,7 @@ class DecodeFirst(Unchanging, LearnsNothing):
             raise ConfigError.of("token_budget", self.token_budget, "1 or more tokens a step")
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """All residents, then the best of the waiting."""
+        """Plan all residents, then the best waiting jobs."""
         ranked = order.rank(view.residents, view.now_s)
         return StepPlan(
             run=ranked if ranked is view.residents else decodes_first(ranked),

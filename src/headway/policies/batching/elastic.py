@@ -1,4 +1,4 @@
-"""Prompts first and whole; as many residents as memory will hold to the end of their answers."""
+"""Runs whole prompts first, with as many residents as memory can hold until their answers end."""
 
 from __future__ import annotations
 
@@ -18,29 +18,28 @@ from headway.policies.protocols import LearnsNothing, Order
 from headway.policies.recent_lengths import RecentLengths
 
 _SHARES = {"mean": None, "p50": 0.5, "p90": 0.9}
-"""What an answer is expected to be as long as: the mean of the last answers, or the length at a share of them."""
+"""Expected length of an answer: the mean of the last answers, or the length at this share of them."""
 _MOST_WINDOW = 1_000_000
-"""Answers long past say nothing of late ones."""
+"""Larger windows are pointless: very old answers say nothing about new ones."""
 _FREE_SHARE = 0.10
-"""Of all blocks must be free for a newcomer to start (Ascendra, section on the HP instances)."""
+"""Share of all blocks that must be free for a newcomer to start (Ascendra, section on the HP instances)."""
 
 
 class Elastic(LearnsNothing):
-    """A step prefills whole prompts or decodes; a newcomer starts while memory lasts for all that are resident.
+    """Each step prefills whole prompts or decodes; a newcomer starts while memory lasts for all residents.
 
-    There must be room for a newcomer's tokens, for the answer expected of it, and for what each resident's answer is
-    expected to bring yet. Answers are expected to be as long as the last `window` that finished, by their `statistic`
-    (mean, p50 or p90), and never longer than their limit; none is expected before the first has finished. More than a
-    tenth of all blocks must be free. The first job without room ends the list: strictly in rank order. In an empty
-    engine the first may take all there is. `elastic=false` starts newcomers up to `width` residents instead, whatever
-    memory there is. A step has at most `token_budget` tokens, by default as follows from targets and step times
-    (`high_step_tokens`); a prompt longer than that runs alone, in chunks. An answer longer than expected may cost
-    others their KV. O(residents) a step while jobs wait.
-    Source: Ascendra (Ikram et al. 2025, arXiv:2504.20828), HP instances; spec 3.7.
+    Memory must hold the newcomer's tokens, its expected answer, and what every resident's answer is expected to add. An
+    expected answer is as long as the last `window` finished ones by their `statistic` (mean, p50 or p90), but never
+    longer than its limit; before the first answer has finished it is empty. More than a tenth of all blocks must be
+    free. The first job without room ends the list, strictly in rank order. In an empty engine the first job may take
+    everything. `elastic=false` instead starts newcomers up to `width` residents, whatever the memory. A step has at
+    most `token_budget` tokens, by default derived from targets and step times (`high_step_tokens`); a longer prompt
+    runs alone, in chunks. An answer that outgrows its expectation may cost others their KV. O(residents) a step while
+    jobs wait. Source: Ascendra (Ikram et al. 2025, arXiv:2504.20828), HP instances; spec 3.7.
     """
 
     swapped_first = True
-    """As `prefill-first`: jobs that are swapped come back before any that waits starts."""
+    """As in `prefill-first`, swapped jobs come back before any waiting job starts."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Elastic(LearnsNothing):
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """A prefill step if the first waiting job may start, else one decode of every resident."""
         plan = prefills_or_decodes(view, order, leaving, self._newcomers)
-        if plan.admit or any(job.prefilling for job in plan.run):  # a step of decodes serves them all
+        if plan.admit or any(job.prefilling for job in plan.run):  # a step of decodes serves all residents
             plan.token_budget = self._budget(view, plan)
         return plan
 
@@ -84,12 +83,12 @@ class Elastic(LearnsNothing):
         seats = view.seats if self.elastic else self.width - len(view.residents)
         first = candidates(view, order, leaving, seats=seats)
         if first and not view.residents and not view.admissible(first[0]):
-            # A job that is not ready keeps no other out of an empty engine.
+            # A job that is not ready does not block the others in an empty engine.
             first = [job for job in first if view.admissible(job)]
         return self._with_room(view, first) if self.elastic else first[: max(0, seats)]
 
     def _with_room(self, view: StepView, queued: Sequence[Job]) -> list[Job]:
-        """The leading jobs that memory will hold to the end, beside the residents."""
+        """The leading jobs for which memory lasts until they end, beside the residents."""
         if not queued:
             return []
         free, expected_tokens = view.free_blocks, self.expected_tokens
@@ -107,22 +106,24 @@ class Elastic(LearnsNothing):
 
     @property
     def expected_tokens(self) -> float:
-        """How long an answer is expected to be; 0 before the first has ended."""
+        """Expected length of an answer in tokens; 0 before the first answer has ended."""
         if not self._answers:
             return 0.0
         return self._answers.mean if self._share is None else self._answers.at(self._share)
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known while a waiting job could have a seat: what is expected of residents falls as they decode."""
+        """Unknown while a waiting job could get a seat, since the residents' expected remainder shrinks as they
+        decode.
+        """
         waits = bool(view.waiting or view.swapped)
         return -inf if waits and view.seats > 0 and self.elastic else inf
 
     def finished(self, job: Job) -> None:
-        """An answer's length is known."""
+        """Learn an answer's length."""
         self._answers.add(job.num_output_tokens)
 
 
 def _to_come_blocks(view: StepView, job: Job, expected_tokens: float) -> int:
-    """Blocks for what a job is expected to bring yet, where an answer is expected to be so long."""
+    """Blocks that a job is expected to add if its whole answer has `expected_tokens`."""
     tokens = min(expected_tokens, job.max_output_tokens) - job.num_output_tokens
     return view.blocks(ceil(tokens)) if tokens > 0 else 0

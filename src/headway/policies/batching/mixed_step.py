@@ -1,4 +1,4 @@
-"""What a step of decodes and of some tokens of prompts takes, and how many tokens fit into a time."""
+"""Predicts the time of a step with decodes and prompt tokens, and how many tokens fit into a given time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from headway.policies.batching.step_shapes import (
 
 
 def last_short(most: int, too_long: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that is not too long, 0 if none; the more, the longer. O(log most) asked."""
+    """The largest number up to `most` that is not too long, 0 if none. Requires that more tokens take longer. O(log
+    most) calls.
+    """
     if most <= 0 or not too_long(most):
         return max(0, most)
     return max(0, bisect_left(range(most), True, key=too_long) - 1)
@@ -29,9 +31,9 @@ def last_short(most: int, too_long: Callable[[int], bool]) -> int:
 
 @dataclass(frozen=True)
 class MixedStep:
-    """A step of these decodes and of tokens of these prompts, one prompt after another.
+    """A step of these decodes, and of tokens of these prompts, one prompt after another.
 
-    CUDA graphs hold a step of at most `graphed_tokens`.
+    CUDA graphs hold steps of at most `graphed_tokens`.
     """
 
     cost: CostModel
@@ -45,7 +47,7 @@ class MixedStep:
         return self.cost.step_s(self.decodes)
 
     def seconds(self, tokens: int) -> float:
-        """Seconds with so many prompt tokens."""
+        """Seconds of the step with this number of prompt tokens."""
         return self._seconds(shape_of_prompts(self.prompts, tokens))
 
     def _seconds(self, part: BatchShape) -> float:
@@ -53,13 +55,15 @@ class MixedStep:
 
     @property
     def graphed_prompts(self) -> int:
-        """Prompt tokens that CUDA graphs hold beside these decodes; negative where they do not hold the decodes."""
+        """Prompt tokens that CUDA graphs hold beside these decodes; negative if the decodes alone exceed the graphs."""
         return self.graphed_tokens - self.decodes.num_tokens
 
     def most_tokens(self, longest_s: float, at_most: int) -> int:
-        """Prompt tokens with which it lasts no longer, to the grain; `at_most` where all of them do.
+        """Prompt tokens with which the step lasts at most `longest_s`, rounded to the grain; `at_most` if all of them
+        fit.
 
-        The fewest, however long they take. O(prompts), and a prediction for each and O(log tokens) for the last.
+        Returns at least the minimum number of tokens, however long they take. O(prompts), and a prediction for each,
+        with O(log tokens) predictions for the last.
         """
         part, granted = BatchShape(), 0
         for job in self.prompts:
@@ -75,10 +79,11 @@ class MixedStep:
         return at_most
 
     def cheap_chunk(self, most_tokens: int) -> int:
-        """The fewest prompt tokens, of those tried, that cost no more each beside the decodes than all do alone.
+        """The smallest tried number of prompt tokens that costs no more per token beside the decodes than in one long
+        step.
 
-        Of a chunk as they are in the mean: later ones attend to what is before them. Each number tried is twice the one
-        before; all where none is as cheap. O(log tokens) predictions.
+        The tokens cost what an average chunk costs: later chunks attend to what is before them. Each number tried
+        doubles the last; returns all tokens if none is as cheap. O(log tokens) predictions.
         """
         whole = shape_of_prompts(self.prompts, most_tokens)
         many, whole_s, tokens = whole.num_tokens, self.cost.step_s(whole), GRAIN_TOKENS
@@ -89,7 +94,7 @@ class MixedStep:
         return many
 
     def soonest(self, tokens: int) -> int:
-        """So many prompt tokens, or those that CUDA graphs hold, if the prompts get through sooner so."""
+        """`tokens`, or the number that CUDA graphs hold if prompts finish sooner with it."""
         graphed = self.graphed_prompts
         most = shape_of_prompts(self.prompts, tokens)
         if not GRAIN_TOKENS <= graphed < most.num_tokens:
@@ -98,7 +103,7 @@ class MixedStep:
         return graphed if sooner else tokens
 
     def _cut(self, part: BatchShape, job: Job, granted: int, tokens: int, longest_s: float) -> int:
-        """All prompt tokens, where the next `tokens` of one prompt are too much beside those `granted`."""
+        """How many prompt tokens fit if the next `tokens` of one prompt are too many beside those `granted`."""
         whole = granted // GRAIN_TOKENS
 
         def too_long(grains: int) -> bool:

@@ -1,4 +1,4 @@
-"""The top jobs with room set aside: for the longest answers, or for the most that residents will hold at once."""
+"""Runs the top jobs with memory set aside: for the longest answers, or for the expected peak of the residents."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from headway.policies.protocols import Order, predicts
 
 
 class ExpectedTokens:
-    """What an answer stays within, by its prediction, with the probability `confidence`; its limit at most.
+    """A length that an answer stays within with probability `confidence`, by its prediction; at most its limit.
 
-    An answer that has outgrown that, or was never predicted, is expected to bring a little more than it has: an
-    eighth, one block at least. So what is set aside for it grows ahead of it. The quantile is computed once for each
-    job that becomes resident, and each time for one that waits.
+    An answer that has outgrown this length, or was never predicted, is expected to add an eighth of its tokens, at
+    least one block, so its reserve grows ahead of it. The quantile is computed once for a job that becomes resident,
+    and at each call for a waiting one.
     """
 
     def __init__(self, confidence: float) -> None:
@@ -29,7 +29,7 @@ class ExpectedTokens:
         self._within: dict[Job, float] = {}
 
     def to_come(self, view: StepView, jobs: Iterable[Job]) -> list[float]:
-        """Output tokens that each of `jobs` is expected to bring yet. O(jobs), without calls for residents."""
+        """Output tokens that each of `jobs` is expected to add. O(jobs), without calls for residents."""
         found = []
         known = self._within
         for job in jobs:
@@ -55,16 +55,16 @@ class ExpectedTokens:
 
 
 class Outlook:
-    """Whether a newcomer has room to its end, beside those that rank before it and what the others hold now.
+    """Decides whether a newcomer has room until its end, beside the jobs that rank before it and what others hold now.
 
-    It is asked about newcomers in rank order, with the residents passed on the way. Jobs that rank before a newcomer go
-    first for memory too: each grows by a token a step until its expected end, and then frees its memory. So while the
-    newcomer lives, the most is held when it or an earlier job ends: every job that ends no earlier holds what it holds
-    now and as many tokens more as that one was to bring. The errors of many answers cancel, so a confidence of a half
-    goes far. Of residents that rank lower only what they hold counts, since they may have to make way. Half a block is
-    added for each job, for the one it has begun. O(residents) to make, and O(residents log residents) for a newcomer
-    where memory may be short. Source: the peak of LightLLM's Past-Future scheduler (Gong et al., ASPLOS 2025), with
-    predictions for its history and ranks.
+    It must be asked about newcomers in rank order, with the residents passed on the way. Jobs that rank before a
+    newcomer take memory first: each grows by a token a step until its expected end, and then frees its memory. While
+    the newcomer lives, memory peaks when it or an earlier job ends. At such a moment every job that ends no earlier
+    holds its current tokens and as many more as the ending job was expected to add. The errors of many answers cancel,
+    so a confidence of a half goes far. Residents that rank lower count only with what they hold, since they may have to
+    make way. Half a block is added for each job, for the block it has begun. O(residents) to make, and O(residents log
+    residents) for a newcomer where memory may be short. Source: the peak of LightLLM's Past-Future scheduler (Gong et
+    al., ASPLOS 2025), with predictions in place of its history, and with ranks.
     """
 
     def __init__(self, view: StepView, expected: ExpectedTokens) -> None:
@@ -78,10 +78,12 @@ class Outlook:
         self._all_tokens = 0.0
 
     def is_enough_for(self, newcomers: Sequence[Job]) -> bool:
-        """Whether there is room for residents and these to their ends, however they end. O(residents + newcomers)."""
+        """Whether residents and these newcomers have room to their ends, in whatever order they end. O(residents +
+        newcomers).
+        """
         room = self._room - sum(self._expected.to_come(self._view, self._view.residents))
         for job in newcomers:
-            if room < 0:  # a quantile costs microseconds, and many may wait
+            if room < 0:  # a quantile costs microseconds, and many jobs may wait
                 break
             room -= self._held(job) + sum(self._expected.to_come(self._view, [job]))
         return room >= 0
@@ -90,9 +92,9 @@ class Outlook:
         return job.num_prompt_tokens + job.num_output_tokens + self._begun
 
     def takes(self, job: Job, before: Sequence[Job]) -> bool:
-        """Whether there is room for a newcomer; if so it counts from now on. One alone always has some.
+        """Whether a newcomer has room; if so, it counts from now on. A newcomer alone always has room.
 
-        `before`: the residents that rank before it, those of the newcomer asked about last at its head.
+        `before`: the residents that rank before it, starting with those of the previous newcomer.
         """
         if len(before) > self._num_passed:
             self._count(before[self._num_passed :])
@@ -101,7 +103,7 @@ class Outlook:
         minus_to_come, held = end
         insort(self._ends, end)
         alone = len(self._ends) == 1 and not self._view.residents
-        # Enough for all that they will ever hold, however they end, is enough.
+        # Shortcut: enough memory for all that they will ever hold.
         all_tokens = self._all_tokens + held - minus_to_come
         if all_tokens > self._room and not alone and self._most_while(minus_to_come) > self._room:
             self._ends.remove(end)
@@ -118,12 +120,12 @@ class Outlook:
         self._ends.sort()
 
     def _endings(self, jobs: Sequence[Job]) -> list[tuple[float, float]]:
-        """(minus the tokens to come, tokens held now) of each: the last to end sorts first."""
+        """(minus the tokens to come, tokens held now) of each job: the last to end sorts first."""
         to_come = self._expected.to_come(self._view, jobs)
         return [(-tokens, self._held(job)) for job, tokens in zip(jobs, to_come, strict=True)]
 
     def _most_while(self, minus_to_come: float) -> float:
-        """The most tokens that are held until one ends that is to bring so many."""
+        """Peak of tokens held until a job ends that is expected to add this many."""
         held = most = 0.0
         for number, (minus_its_own, tokens) in enumerate(self._ends, 1):
             held += tokens
@@ -133,12 +135,13 @@ class Outlook:
 
 
 class ReservingTopJobs(TopJobs):
-    """`TopJobs`; with a setting a job starts only if there is room for it to its end.
+    """The highest-ranked jobs run, resident or waiting; with a reserve a job starts only if it has room to its end.
 
-    With `reserve` blocks for its longest possible answer can be set aside: no KV is taken away for want of memory. With
-    `reserve_confidence` memory lasts to its end beside those that rank before it, by what answers stay within with that
-    probability (`Outlook`), so KV is seldom taken away; while the order does not trust predictions, nothing is set
-    aside. Costs: as `TopJobs`, and with room set aside a memory check for each of the top, unless memory lasts for all.
+    With `reserve`, blocks for its longest possible answer are set aside: no KV is evicted for want of memory. With
+    `reserve_confidence`, memory must last to the job's end beside those that rank before it, by lengths that answers
+    stay within with that probability (`Outlook`), so KV is seldom evicted. Nothing is set aside while the order does
+    not trust predictions. Costs: as `TopJobs`, and with a reserve a memory check for each of the top, unless memory
+    suffices for all.
     """
 
     def __init__(self, *, reserve: bool = False, reserve_confidence: float | None = None) -> None:
@@ -150,7 +153,7 @@ class ReservingTopJobs(TopJobs):
 
     @property
     def uses_predictions(self) -> bool:
-        """Whether predicted lengths make a difference to it."""
+        """Whether predicted lengths change its decisions."""
         return self.reserve_confidence is not None
 
     def _queued(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
@@ -164,6 +167,6 @@ class ReservingTopJobs(TopJobs):
         return None if outlook.is_enough_for(queued) else outlook.takes
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Nothing to learn, but which jobs room is set aside for."""
+        """Follow the residents for which room is set aside."""
         if self._expected is not None:
             self._expected.observe(outcome)

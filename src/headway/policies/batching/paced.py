@@ -1,4 +1,4 @@
-"""The most deserving jobs, in steps as long as the targets between tokens allow."""
+"""Runs the most deserving jobs in steps as long as the targets between tokens allow."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ from headway.policies.protocols import Order, knows_late
 
 @dataclass(frozen=True, slots=True)
 class Pausing:
-    """The decodes in a hurry, which go on, and the others by rank, of which the last may pause.
+    """Decodes in a hurry, which continue, and the others by rank, of which the last may pause.
 
-    A decode is in a hurry if it has a target between tokens, unless that is at least twice the longest step and the
-    job is ahead of it. `contexts` are the context tokens of those in a hurry with the first 0, 1, 2 ... of the others.
+    A decode is in a hurry if it has a target between tokens, unless that target is at least twice the longest step and
+    the job is ahead of its pace. `contexts` are the context tokens of the hurried decodes with the first 0, 1, 2 ... of
+    the others.
     """
 
     hurried: Sequence[Job]
@@ -44,12 +45,12 @@ class Pausing:
     tokens_a_decode: int
 
     def shape(self, count: int) -> BatchShape:
-        """A step of those in a hurry and the first so many others."""
+        """The step of the hurried decodes and the first `count` others."""
         return decode_shape(len(self.hurried) + count, self.contexts[count], self.tokens_a_decode)
 
 
 def pausing(view: StepView, order: Order, decodes: Sequence[Job], longest_s: float) -> Pausing:
-    """Which of these may pause in a step that may take so long. O(decodes), and a ranking of them."""
+    """Which decodes may pause in a step of `longest_s`. O(decodes), and a ranking of them."""
     others = [
         job
         for job in order.rank(decodes, view.now_s)
@@ -63,21 +64,20 @@ def pausing(view: StepView, order: Order, decodes: Sequence[Job], longest_s: flo
 
 
 def _is_ahead(job: Job, longest_s: float, view: StepView, order: Order) -> bool:
-    """Whether a decode's own pace is so much slower that it may sit a step out."""
+    """Whether a decode's target is so much slower than the step that it may sit a step out."""
     own_s = (job.slo.tbt_s or inf) * view.decoded_tokens
     return knows_late(order) and own_s >= 2 * longest_s and order.latest_start_s(job) > view.now_s + own_s
 
 
 _MOST_NEWCOMERS = 4
-"""Newcomers of a step that prompts which have begun make way for: to ask whether one can start costs a look-up."""
+"""Newcomers in a step for which prompts in progress make way; checking whether one can start costs a lookup."""
 
 
 def in_turn(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-    """The plan with its prompt tokens given by rank, after those whose first token is due (`due_first_tokens`).
+    """The plan with prompt tokens given by rank, after prompts whose first token is due (`due_first_tokens`).
 
-    A step serves prompts that have begun first, so those that come after a newcomer get no more than it leaves, and
-    pause if that is nothing. Newcomers count that start in this step, beside each other. What the prefix cache holds
-    is no work.
+    A step serves prompts in progress first. Those that rank after a newcomer are limited to what it leaves, and pause
+    if that is nothing. Only newcomers that can start together in this step count. Cached tokens are no work.
     """
     begun = split_decodes(plan.run)[1]
     due = _due(view, plan, order, begun)
@@ -105,14 +105,14 @@ def in_turn(view: StepView, plan: StepPlan, order: Order) -> StepPlan:
 
 
 def _due(view: StepView, plan: StepPlan, order: Order, begun: Sequence[Job]) -> Mapping[Job, None]:
-    """Of the prompts that have begun or have room those whose first token is due, in turn."""
+    """Prompts whose first token is due, among those in progress and those with room, in order."""
     if not knows_late(order) or not (begun or plan.admit):
         return {}
     return dict.fromkeys(order.due_first_tokens(_with_room_now(view, plan, begun), view.now_s))
 
 
 def _with_room_now(view: StepView, plan: StepPlan, begun: Sequence[Job]) -> Iterator[Job]:
-    """The prompts of a step; newcomers are looked for when they are asked for."""
+    """The prompts of a step. Newcomers are looked up only when they are consumed."""
     yield from begun
     yield from starting(view, plan)
 
@@ -130,31 +130,31 @@ def _starting(view: StepView, plan: StepPlan) -> list[Job]:
 
 
 SAFE_BUDGET_TOKENS = 512
-"""A step's budget while predictions of its time are not to be trusted: Sarathi-Serve's."""
+"""A step's token budget while predicted step times are not trusted: that of Sarathi-Serve."""
 _PROMPTS_SHARE = 0.3
-"""Of the longest step, kept from decodes that can wait for prompts in time or that have begun."""
+"""Share of the longest step that decodes which can wait leave to prompts that are in time or in progress."""
 _STEADY_STEPS = 64
-"""Steps that are looked ahead for whether decodes stay within the target between tokens."""
+"""Steps to look ahead when checking that decodes stay within the target between tokens."""
 
 
 class Paced:
-    """`top-jobs`, in steps as long as the decodes' tightest target between tokens allows; without one, as is worth it.
+    """`top-jobs` in steps as long as the tightest target between tokens allows, or as is efficient without one.
 
-    `share` of a target counts; the rest is for what predictions leave out. The target of a late job counts too, since a
-    client reads along. Prompts get the time that is left beside the decodes, by rank, begun or not. A long prompt is
-    thus cut into chunks: it stalls no stream and keeps no short prompt waiting. With `saving` decodes save up for
-    prompts where no time is left, or where more prompt tokens less often get through sooner (`SavedTime`): streams keep
-    their pace in the mean. Where the decodes alone would take too long, some pause (`Pausing`).
+    Only `share` of a target is used; the rest covers what predictions leave out. The target of a late job counts too,
+    since a client reads along. Prompts get the time that the decodes leave, by rank, whether in progress or new. A long
+    prompt is thus cut into chunks: it stalls no stream and delays no short prompt. With `saving`, decodes save time for
+    prompts if they leave none, or if fewer but longer chunks finish sooner (`SavedTime`); streams keep their mean pace.
+    If the decodes alone would take too long, some pause (`Pausing`).
 
-    Without such a target a step has the tokens that minimise total delay, with `short_steps` (`tokens_worth_a_step`),
-    and more where first tokens would be late otherwise (`tokens_for_first_tokens`). With a `decode_share` decodes get
-    that part of the time in which prompts are computed instead: steps take as long in the mean as the decodes alone,
-    over the share. A target between tokens may leave prompts less.
+    Without such a target, and with `short_steps`, a step has the tokens that minimise total delay
+    (`tokens_worth_a_step`), and more if first tokens would be late otherwise (`tokens_for_first_tokens`). With a
+    `decode_share` decodes get that share of the time while prompts are computed: the mean step takes as long as the
+    decodes alone, divided by the share. A target between tokens may leave prompts less.
 
-    Where predictions are wrong, or no pause helps, a step with a target has SAFE_BUDGET_TOKENS; while steps have no
+    If predictions are wrong, or no pause helps, a step with a target has SAFE_BUDGET_TOKENS; while steps have no
     predicted time, the engine's own budget. Costs: those of `top-jobs`, O(running), and some twenty predictions of a
-    step's time where there are targets or prompts.
-    Source: the idea of Sarathi-Serve (OSDI 2024) with the budget taken from the step-time model, step by step.
+    step's time if there are targets or prompts. Source: the idea of Sarathi-Serve (OSDI 2024), with the budget computed
+    for each step from the step-time model.
     """
 
     def __init__(
@@ -178,11 +178,13 @@ class Paced:
         self._prompts_wait = False
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """The top jobs, prompts by rank, within the tokens that the tightest target leaves or that are worth a step."""
+        """Plan the top jobs, prompts by rank, within the tokens that the tightest target leaves or that are
+        efficient.
+        """
         return in_turn(view, self._paced(view, order, leaving), order)
 
     def _paced(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """The top jobs, and the budget; prompts that have begun still come before those that start."""
+        """The top jobs and their budget; prompts in progress still come before those that start."""
         plan = self._top.plan(view, order, leaving)
         decodes, begun = split_decodes(plan.run)
         longest_s = self._longest_s(view, decodes)
@@ -214,10 +216,10 @@ class Paced:
         in_time: Collection[Job],
         within_s: tuple[float, float],
     ) -> StepPlan:
-        """Of the decodes those in a hurry, and as many others as there is time for; of newcomers those `in_time`.
+        """The plan reduced to the hurried decodes, as many others as time allows, and the newcomers `in_time`.
 
-        `within_s` are the longest step, and what of it the decodes may take. Those in a hurry may take all of it,
-        unless they are fewer than the prompts in time that have room, which would be late.
+        `within_s` has the longest step, and the part of it for decodes. Hurried decodes may use all of the step, unless
+        they are fewer than the prompts that are in time and have room: these would be late.
         """
         longest_s, decodes_s = within_s
         decodes, prompts = split_decodes(plan.run)
@@ -228,7 +230,7 @@ class Paced:
         if least_s > longest_s / self.share or (
             least_s > decodes_s and _with_room(view, in_time) > len(found.hurried)
         ):
-            # No pause would help: such a target is not kept by starving the others, nor by more being late.
+            # A pause would not help: the target can be kept neither by starving others nor by making more of them late.
             return _safely(plan, len(decodes) * view.tokens_a_decode)
         going_on = max(
             least,
@@ -241,7 +243,7 @@ class Paced:
     def _with_prompts(
         self, view: StepView, plan: StepPlan, order: Order, alone: BatchShape, longest_s: float
     ) -> StepPlan:
-        """The decodes of a plan, a step `alone`, and what there is time for of its prompts beside them."""
+        """The plan's decodes, a step `alone`, with as many of its prompts beside them as time allows."""
         prompts = _prompts(view, plan)
         if not prompts:
             self._saved.expect(self._cost.step_s(alone), longest_s)
@@ -253,7 +255,7 @@ class Paced:
         if self._promised is not None and alone.num_jobs and planned.decodes_s:
             tokens = self._promised.tokens(view, planned, max(0, tokens))
         self._saved.expect(planned.seconds(tokens), longest_s, alone_s=planned.decodes_s)
-        if not tokens:  # decodes save up for them
+        if not tokens:  # decodes save time for them
             self._prompts_wait = True
             plan.run, plan.admit = split_decodes(plan.run)[0], ()
         plan.token_budget = min(plan.token_budget, alone.num_tokens + tokens)
@@ -262,9 +264,9 @@ class Paced:
     def _prompt_tokens(
         self, view: StepView, plan: StepPlan, order: Order, planned: MixedStep, longest_s: float
     ) -> int:
-        """Prompt tokens of this step: as many as keep to the longest step, or more that are waited for and were saved.
+        """Prompt tokens of this step: as many as keep to the longest step, or more that were saved for.
 
-        The fewest keep to it if they do so by the whole target.
+        At least the minimum, if the step with it keeps the whole target.
         """
         most_tokens = max(0, plan.token_budget - planned.decodes.num_tokens)
         if not self.saving:
@@ -275,7 +277,7 @@ class Paced:
         return tokens if wanted <= tokens else self._saved.afford(planned, tokens, wanted, longest_s)
 
     def _short(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """A step that no target between tokens bounds: as many tokens as are worth it, and as first tokens need."""
+        """A step without a target between tokens: as many tokens as are efficient, and as first tokens need."""
         if not plan.admit and not (plan.run and plan.run[-1].prefilling):
             return plan  # there are no prompts
         decodes, begun = split_decodes(plan.run)
@@ -292,10 +294,11 @@ class Paced:
         return plan
 
     def next_change_s(self, view: StepView) -> float:
-        """As `top-jobs`; with a target between tokens as long as steps keep it although they grow with every token.
+        """As `top-jobs`; with a target between tokens, half of the predicted time of the next steps if the last keeps
+        it.
 
-        That is for half of what the steps looked ahead at take as predicted: those that take less than half keep it
-        anyway. Not known while steps have no predicted time, or decodes save up for prompts.
+        If steps are more than twice as fast as predicted, they keep the target anyway. Unknown while steps have no
+        predicted time, or while decodes save time for prompts.
         """
         if self._prompts_wait:
             return -inf
@@ -311,7 +314,7 @@ class Paced:
         return min(view.now_s + _STEADY_STEPS * first_s / 2, self._top.next_change_s(view))
 
     def _longest_s(self, view: StepView, decodes: Sequence[Job]) -> float:
-        """What a step with these may take; inf where none has a target between tokens."""
+        """The longest allowed step with these decodes; inf if none has a target between tokens."""
         tightest_s = min([job.slo.tbt_s or inf for job in decodes], default=inf)
         return self.share * tightest_s * view.decoded_tokens
 
@@ -320,15 +323,15 @@ class Paced:
         return self._top.ranks_nobody(view)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Follow what was saved."""
+        """Follow the saved time."""
         if self._promised is not None:
             self._promised.observe(outcome)
-        more = outcome.num_tokens > len(outcome.tokens)  # than decodes without drafts would have
+        more = outcome.num_tokens > len(outcome.tokens)  # more tokens than decodes without drafts would have
         self._saved.observe(ran=bool(outcome.tokens), prompts=more and has_prompts(outcome.tokens))
 
 
 def _prompts(view: StepView, plan: StepPlan) -> list[Job]:
-    """The prompts of a plan that have begun, and newcomers that have a place."""
+    """The plan's prompts: those in progress, and newcomers that have a seat."""
     return [*split_decodes(plan.run)[1], *plan.admit[: view.seats_beside(plan.run)]]
 
 
@@ -341,12 +344,12 @@ def _waited_for(view: StepView, order: Order, prompts: Sequence[Job]) -> int:
 
 
 def _safely(plan: StepPlan, decode_tokens: int) -> StepPlan:
-    """The plan with a budget that needs no predictions, for every decode and a little of prompts: none starves."""
+    """The plan with a budget that needs no predictions, for every decode and a few prompt tokens: nothing starves."""
     plan.token_budget = min(plan.token_budget, max(SAFE_BUDGET_TOKENS, decode_tokens + GRAIN_TOKENS))
     return plan
 
 
 def _with_room(view: StepView, prompts: Iterable[Job]) -> int:
-    """How many of these prompts there are blocks for now, those that lack the fewest first. O(prompts log)."""
+    """How many of these prompts have blocks now, counting those first that lack the fewest. O(prompts log)."""
     needed = sorted(view.blocks(job.num_tokens - job.num_computed_tokens) for job in prompts)
     return bisect_right(list(accumulate(needed)), view.free_blocks)

@@ -1,4 +1,4 @@
-"""New prompts first and whole, decodes only when there is none to start."""
+"""Runs new prompts first and whole; decodes only if there is none to start."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class PrefillFirst(Unchanging, LearnsNothing):
     """
 
     swapped_first: ClassVar[bool] = True
-    """Whether jobs that are swapped come back before any that waits starts."""
+    """Whether swapped jobs come back before any waiting job starts."""
     host_room: bool = False
     max_padding_tokens: int | None = None
 
@@ -48,7 +48,7 @@ class PrefillFirst(Unchanging, LearnsNothing):
 
     @property
     def pads_prompts(self) -> bool:
-        """Whether prompts of a step count as long as the longest."""
+        """Whether the prompts of a step all count as long as the longest."""
         return self.max_padding_tokens is not None
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
@@ -71,7 +71,7 @@ class PrefillFirst(Unchanging, LearnsNothing):
 def prefills_or_decodes(
     view: StepView, order: Order, leaving: Collection[Job], newcomers: Newcomers
 ) -> StepPlan:
-    """A step of the prompts that are under way, else of those that `newcomers` names, else of every decode."""
+    """A step of the prompts in progress, else of those that `newcomers` returns, else of every decode."""
     prefills = [job for job in view.residents if job.prefilling and job not in view.restoring]
     if view.defers_prompts:
         prefills = []

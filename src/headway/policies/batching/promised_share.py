@@ -1,4 +1,4 @@
-"""A share of the engine's time that decodes have while prompts are computed beside them."""
+"""Guarantees decodes a share of the engine's time while prompts are computed beside them."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from headway.errors import ConfigError
 from headway.policies.batching.mixed_step import MixedStep
 
 _BELOW = 0.01
-"""Aimed below the share: prompts in chunks are a little dearer than at once, and do not pay for it alone."""
+"""Safety margin below the share: chunked prompts cost slightly more than whole ones, and must not pay for that
+alone.
+"""
 
 
 class PromisedShare:
-    """Sizes prompts so that steps with them take, in the mean, `decodes alone / share`.
+    """Sizes prompt chunks so that steps with prompts take, on average, `decodes alone / share`.
 
-    What a step leaves of that time pays for prompts of later steps. A chunk comes once it is paid for: so many prompt
-    tokens that they cost no more each beside the decodes than alone in the longest step. So the decodes keep their
-    share, and prompts take at most 1 / (1 - share) times as long as alone. Where small chunks are dear, as for a
-    mixture of experts, decodes go on alone for a while, and one step is long.
+    Time that a step leaves unused pays for prompts of later steps. A chunk runs once it is paid for. It has so many
+    prompt tokens that they cost no more per token beside the decodes than alone in the longest step. So the decodes
+    keep their share, and prompts take at most 1 / (1 - share) times as long as alone. If small chunks are expensive, as
+    for a mixture of experts, decodes run alone for a while and then one step is long.
 
-    A step counts as it is predicted until it is over, then as long as it took. Cost: O(log tokens) predictions a step.
+    A step counts with its predicted time until it is over, then with its real one. Cost: O(log tokens) predictions a
+    step.
     """
 
     def __init__(self, share: float) -> None:
@@ -40,10 +43,10 @@ class PromisedShare:
         self._ran: Mapping[Job, int] = {}
 
     def tokens(self, view: StepView, planned: MixedStep, most_tokens: int) -> int:
-        """Prompt tokens of the planned step, at most so many; 0 while the next chunk is not paid for."""
+        """Prompt tokens of the planned step, at most `most_tokens`; 0 while the next chunk is not paid for."""
         mean_s = planned.decodes_s / self._aim
         self._depth = int(any(job.awaiting_output for job in view.residents))
-        # The steps under way when the first prompt came are the decodes' too.
+        # The steps in flight when the first prompt came count for the decodes too.
         self._before_s = self._paid_s if self._in_flight else self._depth * (mean_s - planned.decodes_s)
         within_s = mean_s + self._before_s
         chunk_s = planned.seconds(planned.cheap_chunk(most_tokens))
@@ -53,11 +56,11 @@ class PromisedShare:
         return tokens
 
     def forget_plan(self) -> None:
-        """The step planned now has no prompts beside decodes, unless `tokens` is asked."""
+        """The step planned now has no prompts beside decodes, unless `tokens` is called."""
         self._planned = None
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Account for the planned step, and correct what an earlier one was predicted to take."""
+        """Account for the planned step, and correct an earlier step's predicted time."""
         took_s, went_on = (
             outcome.now_s - self._last_s,
             any(job.state is JobState.RESIDENT for job in self._ran),

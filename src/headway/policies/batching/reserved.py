@@ -1,4 +1,4 @@
-"""Batches that set memory aside for the longest possible output."""
+"""Batches that reserve memory for the longest possible output."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 
 def reservable(view: StepView, wanted: Iterable[Job], *, least_tokens: int = 0) -> list[Job]:
-    """The leading jobs of `wanted` whose prompt and whole output limit fit beside the residents' own.
+    """The leading jobs of `wanted` whose prompt and whole output limit fit beside those of the residents.
 
-    Every job reserves `least_tokens` or more. With every resident admitted by this rule no KV is ever evicted. A job
-    whose limit exceeds the whole pool reserves all of it and runs alone: its answer may well be shorter.
-    O(residents + wanted).
+    Every job reserves `least_tokens` or more. If every resident was admitted by this rule, no KV is ever evicted. A job
+    whose limit exceeds the whole pool reserves all of it and runs alone, since its answer may be shorter. O(residents +
+    wanted).
     """
     free = view.total_blocks - sum(_reserved_blocks(view, job, least_tokens) for job in view.residents)
     fitting: list[Job] = []
@@ -37,11 +37,11 @@ def _reserved_blocks(view: StepView, job: Job, least_tokens: int) -> int:
 
 @dataclass(slots=True)
 class RequestLevel(Unchanging):
-    """Take up to `batch_size` jobs in rank order and run exactly these until all have ended.
+    """Take up to `batch_size` jobs in rank order, and run exactly these until all have ended.
 
-    Members whose prompts did not fit the first step start in the following ones; a member that was preempted re-enters
-    as a member. With `reserve` the batch is cut to what fits with every output at its limit, so no job is preempted.
-    Source: FasterTransformer, as FastServe section 4.7 describes it; Magnus section 2.1.
+    Members whose prompts did not fit the first step start in the following ones; a preempted member re-enters as a
+    member. With `reserve` the batch is cut to what fits with every output at its limit, so no job is preempted. Source:
+    FasterTransformer, as FastServe section 4.7 describes it; Magnus section 2.1.
     """
 
     batch_size: int | None = None
@@ -53,7 +53,7 @@ class RequestLevel(Unchanging):
             raise ConfigError.of("batch_size", self.batch_size, "1 or more jobs")
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """The batch's own jobs, or a new batch when it is over."""
+        """Plan the current batch, or a new one if it is over."""
         members = self._live() or self._next_batch(view, order, leaving)
         return StepPlan(
             run=order.rank(view.residents, view.now_s),
@@ -70,20 +70,20 @@ class RequestLevel(Unchanging):
         return reservable(view, first) if self.reserve else first
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Make the batch just started the batch to finish."""
+        """Make the batch that just started the current one."""
         if outcome.admitted and not self._live():
             self._members = list(outcome.plan.admit)
 
 
 @dataclass(slots=True)
 class IterationLevel(Unchanging, LearnsNothing):
-    """Jobs join and leave at every step, prefill and decode share it, prompts are whole, none is evicted.
+    """Jobs join and leave at every step; prefill and decode share it; prompts are whole; no job is evicted.
 
-    A job is admitted only if blocks for its prompt and its output limit can be reserved, so it runs to
-    completion. Every job reserves `reserve_tokens` or more: with the model's context, a place is as large as any
-    request can become, as in Orca. A prompt longer than a step's budget runs alone, in chunks; the batch waits for
-    it. Source: Orca (Yu et al., OSDI 2022), as FastServe section 4.7 describes it; Orca (Max) of the vLLM paper
-    (Kwon et al., SOSP 2023) reserves the context.
+    A job is admitted only if blocks for its prompt and its output limit can be reserved, so it runs to completion.
+    Every job reserves `reserve_tokens` or more: with the model's context length, each reservation is the largest
+    possible, as in Orca. A prompt longer than a step's budget runs alone, in chunks; the batch waits for it. Source:
+    Orca (Yu et al., OSDI 2022), as FastServe section 4.7 describes it; Orca (Max) of the vLLM paper (Kwon et al., SOSP
+    2023) reserves the context.
     """
 
     reserve_tokens: int = 0
@@ -93,7 +93,7 @@ class IterationLevel(Unchanging, LearnsNothing):
             raise ConfigError.of("reserve_tokens", self.reserve_tokens, "0 or more tokens")
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """Every resident, then the waiting jobs that can be reserved for."""
+        """Plan every resident, then the waiting jobs for which memory can be reserved."""
         admit = reservable(view, candidates(view, order, leaving), least_tokens=self.reserve_tokens)
         prefills = [job for job in view.residents if job.prefilling]
         too_long = bool(admit) and not prefills and admit[0].num_tokens > view.max_tokens

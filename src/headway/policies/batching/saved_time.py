@@ -1,4 +1,4 @@
-"""Time that steps leave of what a token of a stream may take, and longer steps that it pays for."""
+"""Saves the time that steps leave of a stream's pace, and spends it on longer steps."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from headway.policies.batching.mixed_step import MixedStep
 from headway.policies.batching.step_shapes import GRAIN_TOKENS
 
 _MOST_SAVED = 2.0
-"""Longest steps that are saved at most, or owed: no stream stalls for more than three, unless a grain takes longer."""
+"""Most time saved or owed, in longest steps: no stream stalls for more than three, unless the minimum chunk takes
+longer.
+"""
 _WORTH_SAVING = 1.1
-"""Times the prompt tokens a second for which it is worth saving: predictions are wrong by as much."""
+"""Gain in prompt tokens a second from which saving is worth it, since predictions may be off by as much."""
 _WORTH_AT_ONCE = 0.98
-"""Of the time that prompts take if they are cut: what is only as much is no reason for a long step."""
+"""A long step must finish prompts in less than this share of the time that cutting them would take."""
 _MOST_SAVING_STEPS = 12
-"""That decodes save up for tokens that could come in grains too: meanwhile prompts wait, and the memory for them."""
+"""Most steps for which decodes save if tokens could also come in small chunks: prompts, and their memory, wait
+meanwhile.
+"""
 
 
 class SavedTime:
-    """The time that steps left of what a token of a stream may take, which is the longest step.
+    """The time that steps left unused, compared with the pace of a token of a stream (the longest step).
 
-    Longer steps are paid from it, or owed where even the least of a prompt takes longer than can be saved. So streams
-    keep their pace in the mean, and no job starts beside which they would not. O(1) a step.
+    Longer steps are paid from it, or owed if even the smallest chunk takes longer than can be saved. Streams keep their
+    mean pace, and no job starts that would break it. O(1) a step.
     """
 
     def __init__(self) -> None:
@@ -31,16 +35,16 @@ class SavedTime:
         self._prompts_s = 0.0
 
     def expect(self, step_s: float, longest_s: float, *, alone_s: float | None = None) -> None:
-        """The planned step is predicted to take so long, where a token may take `longest_s`; inf without a target.
+        """The planned step is predicted to take `step_s`, where a token may take `longest_s`; inf without a target.
 
-        `alone_s` is what it takes without its prompts, where it has some: those that do not get through cost nothing.
+        `alone_s` is its time without its prompts, if it has some: prompts that do not run cost nothing.
         """
         self._longest_s = longest_s
         self._left_s = longest_s - step_s
         self._prompts_s = 0.0 if alone_s is None else step_s - alone_s
 
     def observe(self, *, ran: bool, prompts: bool) -> None:
-        """The planned step is done, with prompts or without; there was none unless some job `ran`."""
+        """The planned step is done, with prompts or without; nothing is counted unless some job `ran`."""
         if self._longest_s == inf:
             self._saved_s = 0.0
         elif ran:
@@ -49,10 +53,10 @@ class SavedTime:
             self._saved_s = max(-most_s, min(self._saved_s + left_s, most_s))
 
     def afford(self, planned: MixedStep, tokens: int, wanted: int, longest_s: float) -> int:
-        """Prompt tokens of this step, where `tokens` keep to the longest step and more are wanted.
+        """Prompt tokens of this step, given that `tokens` keep to the longest step and `wanted` are wanted.
 
-        All that are wanted, where that is saved already and no dearer than to cut them. More of them less often, and
-        none while decodes save up, if prompts get through sooner so and it is soon saved.
+        Returns all that are wanted if that time is saved and no more expensive than cutting the prompts. Returns more
+        tokens less often, and none while decodes save, if prompts finish sooner that way and the time is soon saved.
         """
         most_s = longest_s * (1 + _MOST_SAVED)
         many = planned.most_tokens(max(most_s, planned.seconds(GRAIN_TOKENS)), wanted)
@@ -65,16 +69,16 @@ class SavedTime:
 
 
 def _cut_s(planned: MixedStep, tokens: int, many: int) -> float:
-    """Seconds of steps with `tokens` each until there were as many, less those of the decodes in all but one."""
+    """Seconds to compute `many` tokens in steps of `tokens` each, without the decodes of all steps but one."""
     steps, rest = divmod(many, tokens)
     steps_s = steps * planned.seconds(tokens) + (planned.seconds(rest) if rest else 0.0)
     return steps_s - (steps - (not rest)) * planned.decodes_s
 
 
 def _gets_more_through(planned: MixedStep, tokens: int, many: tuple[int, float], longest_s: float) -> bool:
-    """Whether `many` in so many seconds, and in those of saving up for them, are more than `tokens` in every step.
+    """Whether `many` tokens in one step, with the steps of saving for them, beat `tokens` in every step.
 
-    Not if decodes leave so little that they would save up for long.
+    False if decodes leave so little that saving would take long.
     """
     more, more_s = many
     decodes_s = planned.decodes_s

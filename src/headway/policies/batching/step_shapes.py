@@ -11,11 +11,15 @@ from headway.core.fill import uncomputed_tokens
 from headway.core.job import Job
 
 GRAIN_TOKENS = 16
-"""Prompt tokens that fit a step are found to this grain; so many always go through, since begun prompts hold memory."""
+"""Prompt tokens of a step are rounded to this grain. At least this many always run, since prompts in progress hold
+memory.
+"""
 
 
 def decode_shape(count: int, context_tokens: int, each: int = 1) -> BatchShape:
-    """A step of so many decodes that read so many tokens' KV beside their new ones: `each` of them, with drafts."""
+    """A step of `count` decodes that read the KV of `context_tokens`, beside `each` new tokens a job (more than 1
+    with drafts).
+    """
     tokens = count * each
     if each == 1:
         return BatchShape(
@@ -38,12 +42,12 @@ def shape_of_decodes(decodes: Sequence[Job], each: int = 1) -> BatchShape:
 
 
 def left_tokens(job: Job) -> int:
-    """Tokens that a resident could compute now, or a waiting job but for what the prefix cache holds of it."""
+    """Tokens that a resident could compute now, or a waiting job after what the prefix cache holds."""
     return uncomputed_tokens(job) + job.num_computed_tokens - job.num_found_tokens
 
 
 def shape_of_prompts(prompts: Iterable[Job], tokens: int) -> BatchShape:
-    """A step of the first so many tokens of these prompts, one after another. O(prompts that have some of them)."""
+    """A step of the first `tokens` tokens of these prompts, in order. O(prompts that have some of them)."""
     step = BatchShape()
     for job in prompts:
         if tokens <= 0:
@@ -55,17 +59,16 @@ def shape_of_prompts(prompts: Iterable[Job], tokens: int) -> BatchShape:
 
 
 def with_prompt(step: BatchShape, tokens: int, computed_tokens: int) -> BatchShape:
-    """A step with so many tokens of one more prompt, after those that are computed."""
+    """`step` with `tokens` more of one prompt, after its `computed_tokens`."""
     longer = replace(step)
     longer.add(tokens, computed_tokens)
     return longer
 
 
 def scaled(step: BatchShape, share: float) -> BatchShape:
-    """A step of a share of the jobs and of their tokens, in the same proportions.
+    """A step with this share of the jobs and of their tokens, in equal proportions.
 
-    A prompt that a step's end cuts has its KV read once more in the next step: in the mean what a token of a prompt
-    attends to.
+    A prompt cut at a step's end has its KV read again in the next step; each cut adds what an average token attends to.
     """
     reread = step.prefill_pairs / step.num_prefill_tokens if step.num_prefill_tokens else 0.0
     num_decodes = round(step.num_decodes * share)
@@ -80,7 +83,7 @@ def scaled(step: BatchShape, share: float) -> BatchShape:
 
 
 def together(one: BatchShape, other: BatchShape) -> BatchShape:
-    """A step of the jobs of both."""
+    """A step with the jobs of both."""
     return BatchShape(
         num_jobs=one.num_jobs + other.num_jobs,
         num_tokens=one.num_tokens + other.num_tokens,

@@ -1,4 +1,4 @@
-"""How many prompt tokens a step of a pool's instance may have, where no number is given."""
+"""Default numbers of tokens a step for the instances of a pool."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from headway.core.job import Job
 from headway.errors import ConfigError
 
 USUAL_TOKENS = 2048
-"""Of an LP instance where no job has a target between tokens, or step times are not known yet."""
+"""Tokens of an LP instance if no job has a target between tokens, or step times are not known yet."""
 TOKENS_TRIED = (256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 def low_step_tokens(cost: CostModel, jobs: Iterable[Job], most: int) -> int:
-    """Tokens a step of an LP instance: the most whose step is predicted to keep the tightest TBT target of its jobs.
+    """Tokens a step of an LP instance: the most whose predicted step keeps the tightest TBT target of its jobs.
 
     At most `most`, the engine's own limit. O(jobs).
     """
@@ -24,20 +24,20 @@ def low_step_tokens(cost: CostModel, jobs: Iterable[Job], most: int) -> int:
 
 
 def high_step_tokens(cost: CostModel, ttft_s: float, most: int) -> int:
-    """Tokens a step of an HP instance: the most whose step is predicted to keep the target for first token.
+    """Tokens a step of an HP instance: the most whose predicted step keeps the target for the first token.
 
-    All that the engine allows where that is not known (0), or step times are not. O(1).
+    The engine's limit if that target is unknown (0), or step times are. O(1).
     """
     return _most_within(cost, ttft_s or inf, most) or most
 
 
 def longest_ttft_s(jobs: Iterable[Job]) -> float:
-    """The longest target for first token of these jobs, 0 without: one handed off has but the rest of its own."""
+    """The longest target for the first token, 0 without any. A job that was handed off has only the rest of its own."""
     return max((job.slo.ttft_s for job in jobs if job.slo.ttft_s is not None), default=0.0)
 
 
 def _most_within(cost: CostModel, limit_s: float, most: int) -> int:
-    """The largest of TOKENS_TRIED whose step alone is predicted within the limit, else the least; 0 if not known."""
+    """The largest of TOKENS_TRIED whose step alone is predicted within the limit, else the smallest; 0 if unknown."""
     if limit_s == inf or not cost.prefill_s(TOKENS_TRIED[0]):
         return 0
     within = [tokens for tokens in TOKENS_TRIED if tokens <= most and cost.prefill_s(tokens) <= limit_s]

@@ -1,4 +1,4 @@
-"""The most deserving jobs run, resident or not."""
+"""Runs the most deserving jobs, resident or not."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headway.policies.batching.step_shapes import decodes_first, left_tokens, sp
 from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 MOST_MISFITS = 8
-"""Newcomers that rank high and cannot start, looked at in one step: jobs behind them wait for the next."""
+"""Newcomers that rank high and cannot start, skipped in one step; jobs behind them wait for the next step."""
 
 
 Takes = Callable[[Job, Sequence[Job]], bool]
-"""Whether a newcomer may start beside the residents that run and rank before it."""
+"""Whether a newcomer may start beside the running residents that rank before it."""
 
 
 class TopJobs(Unchanging, LearnsNothing):
@@ -35,11 +35,13 @@ class TopJobs(Unchanging, LearnsNothing):
     """
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """The top of residents and startable newcomers together; further newcomers for seats left over."""
+        """Plan the top of residents and startable newcomers together, then further newcomers for the remaining
+        seats.
+        """
         queued = self._queued(view, order, leaving)
         pending = _pending(view)
         if not queued and _all_run_on(view, pending):
-            # The residents themselves, where that is all of them: such a run is not looked at again.
+            # All residents run, so the same list is kept: such a run is not examined again.
             run = view.residents if len(pending) == len(view.residents) else pending
             return StepPlan(run=run, token_budget=view.max_tokens)
         takes = self._takes(view, order, queued) if queued else None
@@ -51,7 +53,7 @@ class TopJobs(Unchanging, LearnsNothing):
         ranked = order.rank([*pending, *queued], view.now_s)
         run, starting = _top(view, ranked, set(queued), takes)
         run = decodes_first(run)
-        # With room set aside only jobs that have some may start; in an empty engine any that is ready.
+        # With a reserve only jobs that have room may start; in an empty engine any ready job may.
         others: Sequence[Job] = queued if takes is None or not (view.residents or starting) else ()
         if starting and others:
             chosen = set(starting)
@@ -68,23 +70,23 @@ class TopJobs(Unchanging, LearnsNothing):
         return first_queued(view, order, leaving, min(view.max_run, slots))
 
     def _takes(self, view: StepView, order: Order, queued: Sequence[Job]) -> Takes | None:
-        """Which newcomers have room set aside; None where nothing is, or there is enough for all."""
+        """The check for reserved room; None if nothing is reserved, or there is enough for all."""
         return None
 
     def ranks_nobody(self, view: StepView) -> bool:
-        """While all residents decode and are served, and no job is queued. O(residents)."""
+        """True while all residents decode and are served, and no job is queued. O(residents)."""
         return not (view.waiting or view.swapped) and _all_run_on(view, view.residents)
 
 
 def _top(
     view: StepView, ranked: Sequence[Job], newcomers: Collection[Job], takes: Takes | None
 ) -> tuple[Sequence[Job], list[Job]]:
-    """Which of `ranked` run on, and which start: together the first `max_run` of those that can."""
+    """Which of `ranked` keep running, and which start: together the first `max_run` of those that can."""
     run: list[Job] = []
     starting: list[Job] = []
     room, slots, misfits = view.free_blocks, view.max_resident - len(view.residents), 0
     spare = view.spare_blocks
-    # Without room set aside, those behind go along unasked: a step that the cache leaves tokens has them as well.
+    # Without a reserve, jobs behind are included unchecked: if the cache leaves tokens, the step has work for them too.
     unfilled = view.max_tokens if takes is None else inf
     for job in ranked:
         if len(run) + len(starting) == view.max_run:
@@ -106,14 +108,14 @@ def _top(
                 room -= needed
                 unfilled -= left_tokens(job)
             else:
-                # Past a job that lacks blocks none starts: small ones that keep coming would starve it.
+                # After a job that lacks blocks none starts: a stream of small ones would starve it.
                 misfits = misfits + 1 if has_room else MOST_MISFITS
     return run, starting
 
 
 def _pending(view: StepView) -> list[Job]:
     """Residents whose KV is here, with tokens that no step in flight computes."""
-    # Spelled out: this runs for every resident of every step.
+    # Inlined, since this runs for every resident of every step.
     pending = [
         job
         for job in view.residents
@@ -125,7 +127,7 @@ def _pending(view: StepView) -> list[Job]:
 
 def _all_run_on(view: StepView, pending: Sequence[Job]) -> bool:
     """Whether all of these decode and are served: then their order makes no difference."""
-    # `job.prefilling` spelled out: this runs for every resident of every step.
+    # `job.prefilling` is inlined, since this runs for every resident of every step.
     return _all_served(view, pending, ()) and all(
         job.num_computed_tokens >= job.num_prompt_tokens + job.num_output_tokens - 1 for job in pending
     )

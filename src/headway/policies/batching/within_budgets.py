@@ -1,4 +1,4 @@
-"""Decodes first, then prompts by rank, within what a step may take of time, memory and tokens."""
+"""Runs decodes first, then prompts by rank, within a step's limits of time, memory and tokens."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from headway.policies.protocols import LearnsNothing, Order
 
 @dataclass(slots=True, kw_only=True)
 class StepBudgets:
-    """A step being put together: its decodes, the prompts that have begun, what each prompt gets, and what is left.
+    """A step under construction: its decodes, the prompts in progress, the chunk of each prompt, and what is left.
 
-    `blocks` is what newcomers may take, below 0 if those resident already may lack some; `longest_s` the tightest
-    target of the decodes. `least_tokens` is the least a prompt gets unless it lacks less.
+    `blocks` is what newcomers may take, negative if the residents may lack some. `longest_s` is the decodes' tightest
+    target. `least_tokens` is the smallest chunk, unless a prompt lacks less.
     """
 
     view: StepView
@@ -47,19 +47,21 @@ class StepBudgets:
         return self.tokens <= 0 or self.blocks < 0
 
     def serve_oldest(self) -> None:
-        """The least for the prompt that has been under way longest, whatever it takes."""
+        """Give the oldest prompt in progress the smallest chunk, however long that takes."""
         if self.prompts and self.tokens > 0:
             oldest = min(self.prompts, key=_under_way_since)
             self._grant(oldest, min(uncomputed_tokens(oldest), self.least_tokens, self.tokens))
 
     def serve(self, prompt: Job) -> None:
-        """A chunk for a prompt that has begun, if one fits."""
+        """Give a prompt in progress a chunk, if one fits."""
         chunk = self._fitting_chunk(prompt, uncomputed_tokens(prompt) - self.granted.get(prompt, 0), inf)
         if chunk:
             self._grant(prompt, chunk)
 
     def chunk_to_start(self, job: Job, *, heeds_own_target: bool) -> int:
-        """The tokens a waiting job could start with; 0 if it does not fit. An engine without jobs is all its own."""
+        """The tokens with which a waiting job could start; 0 if it does not fit. In an empty engine everything is
+        available.
+        """
         alone = not self.view.residents and not self.granted
         if self.view.blocks(job.num_tokens) + (not alone) > self.blocks:
             return 0
@@ -67,17 +69,17 @@ class StepBudgets:
         return self._fitting_chunk(job, uncomputed_tokens(job), inf if own_s is None else own_s)
 
     def start(self, job: Job, chunk: int) -> None:
-        """A waiting job starts with so many tokens."""
+        """Start a waiting job with a chunk."""
         self.seats -= 1
         self.blocks -= self.view.blocks(job.num_tokens) + 1
         self._grant(job, chunk)
 
     def caps(self) -> dict[Job, int]:
-        """What was granted to jobs that lack more than that."""
+        """The chunks granted to jobs that lack more."""
         return {job: tokens for job, tokens in self.granted.items() if tokens < uncomputed_tokens(job)}
 
     def _fitting_chunk(self, job: Job, lacking: int, own_s: float) -> int:
-        """The most of `lacking` tokens, halved until it fits the time; 0 if the least does not."""
+        """The largest chunk of the `lacking` tokens, halved until it fits the time; 0 if the smallest does not."""
         chunk, least = min(lacking, self.tokens), min(lacking, self.least_tokens)
         if chunk < least or not chunk:
             return 0
@@ -90,9 +92,9 @@ class StepBudgets:
         return chunk
 
     def _keeps_time(self, job: Job, chunk: int, own_s: float) -> bool:
-        """Whether the step with so many tokens of a job in it keeps the targets, as far as predicted.
+        """Whether the step with this chunk of a job keeps the targets, as far as predicted.
 
-        What was too long at the start of a prompt is too long for all that come after it, and not predicted again.
+        A chunk too long at the start of a prompt is too long for all later prompts, and is not predicted again.
         """
         if chunk >= self._too_long_tokens:
             return False
@@ -102,7 +104,9 @@ class StepBudgets:
         return seconds <= min(self.longest_s, own_s)
 
     def _shape_with(self, job: Job, chunk: int) -> BatchShape:
-        """A second piece of one prompt counts as a job of its own: it costs next to nothing more."""
+        """The shape with one more chunk. A second piece of the same prompt counts as another job, at almost no
+        extra cost.
+        """
         return with_prompt(self.shape, chunk, job.num_computed_tokens + self.granted.get(job, 0))
 
     def _grant(self, job: Job, chunk: int) -> None:
@@ -112,7 +116,8 @@ class StepBudgets:
 
 
 def begin_step(view: StepView, cost: CostModel, token_budget: int, *, least_tokens: int) -> StepBudgets:
-    """A step with all that decode in it, and room kept for each to grow and each begun prompt to end. O(residents).
+    """Begin a step with all decodes in it, and memory kept for their growth and for the prompts in progress.
+    O(residents).
 
     A job whose KV is on its way back from the host gets no tokens and counts as a decode.
     """
@@ -120,7 +125,7 @@ def begin_step(view: StepView, cost: CostModel, token_budget: int, *, least_toke
     context = unfinished_blocks = 0
     for job in view.residents:
         computed = job.num_computed_tokens
-        # `job.prefilling` spelled out: this runs for every resident of every step.
+        # `job.prefilling` is inlined, since this runs for every resident of every step.
         if computed < job.num_prompt_tokens + job.num_output_tokens - 1 and job not in view.restoring:
             step.prompts.append(job)
             unfinished_blocks += view.blocks(job.num_tokens) - view.blocks(computed)
@@ -142,35 +147,35 @@ def _under_way_since(job: Job) -> tuple[float, float, str]:
 
 
 MOST_SCANNED = 64
-"""Waiting jobs looked at in a step, the first in rank; those behind them wait for the next."""
+"""Waiting jobs examined in a step, by rank; those behind them wait for the next step."""
 _LEAST_SHARE = 8
-"""No prompt gets less than an eighth of the token budget, unless that is all it lacks: crumbs hold memory for long."""
+"""No chunk is smaller than an eighth of the token budget unless the prompt lacks less: tiny chunks hold memory for
+long.
+"""
 
 
 class WithinBudgets(LearnsNothing):
-    """Every resident that decodes runs; prompts, begun or waiting, get chunks in rank order while budgets last.
+    """Runs every decode; prompts, in progress or waiting, get chunks in rank order while the limits allow.
 
-    Time: no chunk may make the predicted step longer than the tightest TBT target of the decodes, nor, beside a
-    decode, than the job's own; it is halved until it fits, down to an eighth of `token_budget`. Without decodes or
+    Time: no chunk may make the predicted step longer than the tightest TBT target of the decodes, nor, beside a decode,
+    than the job's own. The chunk is halved until it fits, down to an eighth of `token_budget`. Without decodes or
     targets, or while steps have no predicted time, time is no limit. Memory: a waiting job starts only if all its
-    tokens and a block more fit beside a block for each decode and the unfinished rest of every prompt that has begun,
-    as vLLM wants room for a whole sequence before it starts. Tokens: `token_budget` a step, which the paper does not
-    give; by default it follows from targets and step times (`low_step_tokens`). `width`: most residents. A
-    job that does not fit is passed over; the scan ends when tokens or memory are used up, or after 64 waiting jobs.
-    Residents in mid-prompt that get nothing are paused.
+    tokens and one block more fit beside a block for each decode and the unfinished rest of every prompt in progress, as
+    vLLM wants room for a whole sequence before it starts. Tokens: `token_budget` a step, which the paper does not give;
+    by default it follows from targets and step times (`low_step_tokens`). `width`: most residents. A job that does not
+    fit is skipped; the scan ends when tokens or memory are used up, or after 64 waiting jobs. Residents in mid-prompt
+    that get nothing are paused.
 
-    No job is starved.
-    (1) The prompt that has been under way longest gets an eighth of the budget, or what is left of it, in every step,
-    before all others and whatever the time; so k prompts of at most p tokens that hold memory are computed within k x
-    ceil(8 p / token_budget) steps in which the decodes leave that many tokens.
-    (2) So an engine always has something to compute: a decode, or the oldest prompt, or, if it is empty, the first job
-    that is ready and fits.
-    (3) A job that has waited longer than `patience_s` is passed over only for one that ranks higher: its own TBT
-    target no longer counts, and while it lacks time or memory no job that ranks lower starts. Then residents end one
-    by one, and at last it fits, or is alone.
+    No job starves. (1) The oldest prompt in progress gets an eighth of the budget, or the rest of it, in every step,
+    before all others and regardless of time; so k prompts of at most p tokens that hold memory are computed within k x
+    ceil(8 p / token_budget) steps in which the decodes leave that many tokens. (2) So an engine always has something to
+    compute: a decode, or the oldest prompt, or, if it is empty, the first job that is ready and fits. (3) A job that
+    has waited longer than `patience_s` is skipped only for one that ranks higher: its own TBT target no longer counts,
+    and while it lacks time or memory no job that ranks lower starts. Then residents end one by one, and finally it
+    fits, or is alone.
 
-    O(residents + m log m) with m prompts looked at, and a prediction for each chunk tried.
-    Source: Ascendra Algorithm 1 (Ikram et al. 2025, arXiv:2504.20828), LP instances; spec 3.4.
+    O(residents + m log m) with m prompts examined, and a prediction for each chunk tried. Source: Ascendra Algorithm 1
+    (Ikram et al. 2025, arXiv:2504.20828), LP instances; spec 3.4.
     """
 
     def __init__(
@@ -192,7 +197,7 @@ class WithinBudgets(LearnsNothing):
         self._cost: CostModel = cost or UnknownCost()
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
-        """All that decode, the oldest prompt, then prompts as budgets allow."""
+        """Plan all decodes, the oldest prompt, then prompts as the limits allow."""
         waiting = self._waiting(view, order, leaving)
         budget = self._budget(view, waiting)
         step = begin_step(view, self._cost, budget, least_tokens=max(1, budget // _LEAST_SHARE))
@@ -227,24 +232,24 @@ class WithinBudgets(LearnsNothing):
         return min(view.seats, self.width - len(view.residents))
 
     def _waiting(self, view: StepView, order: Order, leaving: Collection[Job]) -> Sequence[Job]:
-        """The first MOST_SCANNED that wait, if there is a seat."""
+        """The first MOST_SCANNED waiting jobs, if there is a seat."""
         if self._seats(view) <= 0 or not (view.waiting or view.swapped):
             return ()
         return startable(view, order, leaving, MOST_SCANNED)
 
     def _starts(self, view: StepView, step: StepBudgets, job: Job) -> bool:
-        """Whether a waiting job starts in this step; one that has waited too long to be passed over ends starting."""
+        """Whether a waiting job starts in this step. A job that has waited too long to be skipped ends the scan."""
         impatient = view.now_s - job.arrival_s > self.patience_s
         chunk = step.chunk_to_start(job, heeds_own_target=not impatient)
         if chunk and view.admissible(job):
             step.start(job, chunk)
             return True
-        # Memory may also be short by the engine's own count: a watermark, for one.
+        # The engine's own check may fail too, because of a watermark for example.
         if impatient and (not chunk or view.ready(job)):
             step.seats = 0
         return False
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known while a waiting job could have a seat: what steps take changes with every token."""
+        """Unknown while a waiting job could get a seat, since step times change with every token."""
         waits = bool(view.waiting or view.swapped)
         return -inf if waits and self._seats(view) > 0 else inf

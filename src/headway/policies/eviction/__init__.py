@@ -1,4 +1,4 @@
-"""Evictions: whose KV leaves the device, and how. One idea a file."""
+"""Evictions decide whose KV leaves the device, and how. One idea a file."""
 
 from __future__ import annotations
 

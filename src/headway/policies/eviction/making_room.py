@@ -1,4 +1,4 @@
-"""Blocks for this step's residents, found before the step is filled."""
+"""Finds blocks for this step's residents before the step is filled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.policies.demand import new_blocks, surely_fits
 from headway.policies.protocols import Order
 
 _MOST_COUNT = 1_000_000
-"""Far more than any run comes to; what is kept for so many steps must still fit a memory."""
+"""Far more steps than any run has, and few enough that the history fits memory."""
 
 
 def check_count(name: str, count: int) -> None:
@@ -25,11 +25,11 @@ def check_count(name: str, count: int) -> None:
 
 
 class Residency:
-    """The jobs admitted in the last `min_residency` steps, so that none is evicted before it has run.
+    """The jobs admitted in the last `min_residency` steps, which are spared so that each runs before it is evicted.
 
-    Without it the job that came back last is often the next victim, since newcomers rank low (AdaptiveLLM gap
-    A4). It is a preference, kept for so many steps and no longer: where only such jobs are left, they are
-    victims like others. observe O(1), recent O(admitted in those steps).
+    Without this rule the last job to come back is often the next victim, since newcomers rank low (AdaptiveLLM gap A4).
+    It is a preference: if only such jobs are left, they are victims like others. observe O(1), recent O(admitted in
+    those steps).
     """
 
     def __init__(self, min_residency: int) -> None:
@@ -41,7 +41,7 @@ class Residency:
         return {job for jobs in self._admitted for job in jobs}
 
     def observe(self, outcome: StepOutcome) -> None:
-        """One step more."""
+        """Count one more step."""
         self._admitted.append(outcome.admitted)
 
 
@@ -62,47 +62,47 @@ class OnShortage:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Blocks and slots of the device."""
+    """An amount of blocks and slots of the device."""
 
     blocks: int
     slots: int
 
     def plus(self, other: Room) -> Room:
-        """Both together."""
+        """The sum of both."""
         return Room(self.blocks + other.blocks, self.slots + other.slots)
 
     def at_least(self, other: Room) -> Room:
-        """The more of either."""
+        """The larger of both, for blocks and slots separately."""
         return Room(max(self.blocks, other.blocks), max(self.slots, other.slots))
 
     def covers(self, other: Room) -> bool:
-        """Whether it is enough for `other`."""
+        """Whether this is enough for `other`."""
         return self.blocks >= other.blocks and self.slots >= other.slots
 
 
 def needed_room(view: StepView, job: Job) -> Room:
-    """What a queued job takes when it becomes resident."""
+    """The room that a queued job takes when it becomes resident."""
     return Room(view.blocks(job.num_tokens), 1)
 
 
 def freed_room(view: StepView, job: Job) -> Room:
-    """What a resident leaves behind."""
+    """The room that a resident frees when it leaves."""
     return Room(view.blocks(job.num_computed_tokens), 1)
 
 
 ChooseFate = Callable[[Job, bool], Fate | None]
-"""What becomes of a victim's KV, given whether the host has room for it; None: it keeps its KV."""
+"""Decides what becomes of a victim's KV, given whether the host has room for it; None: the job keeps its KV."""
 
 
 class HostRoom:
-    """Free blocks of the host in one step. What is there already, or on its way, takes no more of them."""
+    """Free blocks of the host during one step. What is there already, or on its way, takes no more of them."""
 
     def __init__(self, view: StepView) -> None:
         self._view = view
         self._free_blocks = view.host_free_blocks
 
     def fate(self, job: Job, choose: ChooseFate) -> Fate | None:
-        """What `choose` says of a resident, whose room is taken if it is swapped."""
+        """The fate that `choose` decides for a resident; takes its room on the host if it is swapped."""
         unsent = self._view.unsent_blocks(job)
         fate = choose(job, self._view.host_total_blocks > 0 and unsent <= self._free_blocks)
         if fate is Fate.SWAP:
@@ -110,7 +110,7 @@ class HostRoom:
         return fate
 
     def copies(self, job: Job) -> bool:
-        """Whether some of a resident is still to be sent and has room, which it then takes."""
+        """Whether part of a resident is still to be copied and has room on the host; takes that room if so."""
         unsent = self._view.unsent_blocks(job)
         if not 0 < unsent <= self._free_blocks:
             return False
@@ -128,20 +128,20 @@ def make_room(
     spared: Collection[Job] = (),
     free_block_each: bool = False,
 ) -> StepPlan:
-    """The plan with as many victims as its `run` lacks blocks; the same object when it lacks none.
+    """The plan with enough victims for the blocks that its `run` lacks; the same object if it lacks none.
 
-    The resident that ranks lowest goes first, paused or not. Jobs in `spared` go last, and the one that ranks highest
-    never goes. Blocks that are coming free count, so no job is evicted for them: until they are there, jobs that need
-    one pause, the lowest ranked first, and the others run on. No job is admitted in such a step (invariant 4). A job
-    that cannot fit although it is alone stays in `run`, for the engine to deal with. If `choose` lets so many stay
-    that none could run, it is overruled, and they are recomputed. Blocks that a victim shares with others are counted
-    although they stay: where that leaves the step short, the fill rule takes the last resident.
+    The lowest-ranked resident goes first, paused or not. Jobs in `spared` go last, and the highest-ranked never goes.
+    Blocks that are coming free count, so no job is evicted for them: until they are free, the lowest-ranked jobs that
+    need one pause, and the others run on. Such a step admits no job (invariant 4). A job that does not fit even alone
+    stays in `run`, for the engine to deal with. If `choose` keeps so many jobs that none could run, it is overruled and
+    they are recomputed. A victim's blocks count as freed even if it shares them with others; if that leaves the step
+    short, the fill rule takes the last resident.
 
-    With `free_block_each` a job of `run` wants one block to be free once those before it have theirs, whether it opens
-    one or not. So a victim goes for a last job that opens none and finds no block free; no job pauses for it.
+    With `free_block_each` a job of `run` wants one block to be free after those before it have theirs, whether it opens
+    one or not. So a victim goes even for a last job that opens none and finds no block free; no job pauses for it.
 
-    O(1) with blocks to spare, else O(residents), and short of blocks a ranking and O(residents) a victim.
-    Source: AdaptiveLLM Algorithm 1 (section 1.3), with the lowest for its "pop" (gap A1).
+    O(1) with blocks to spare, else O(residents), and short of blocks a ranking and O(residents) a victim. Source:
+    AdaptiveLLM Algorithm 1 (section 1.3), with the lowest-ranked for its "pop" (gap A1).
     """
     if surely_fits(view, len(plan.run), plan.token_budget):
         return plan
@@ -149,7 +149,7 @@ def make_room(
     if shortage.wanted <= view.free_blocks:
         return plan
     ranked = order.rank(view.residents, view.now_s)
-    # A stable sort: among the spared, and among the others, still the lowest first.
+    # The sort is stable: the lowest-ranked stay first among the spared, and among the others.
     for job in sorted(ranked[:0:-1], key=lambda job: job in spared):
         if shortage.wanted <= shortage.free + shortage.coming:
             break
@@ -157,7 +157,7 @@ def make_room(
     if not shortage.preempt and shortage.needed <= view.free_blocks:
         return plan
     while shortage.needed > shortage.free:
-        # Anew each time: the tokens of a job that pauses may let a lower one open a block.
+        # Computed again each time: the tokens of a paused job may let a lower-ranked one open a block.
         shortage.pause(next(job for job in reversed(ranked) if job in shortage.demand))
     run = shortage.run
     if shortage.all_paused:
@@ -176,7 +176,7 @@ def make_room(
 
 
 class _Shortage:
-    """A step's run and preemptions while room is made, and the blocks that are free, coming free and needed."""
+    """A step's run and preemptions while room is made, with the blocks that are free, coming free and needed."""
 
     def __init__(self, view: StepView, plan: StepPlan, *, serial: bool, free_block_each: bool) -> None:
         self.run = list(plan.run)
@@ -192,17 +192,17 @@ class _Shortage:
         self._count()
 
     def _count(self) -> None:
-        # Anew each time: the tokens of a job that leaves go to others, which may open more blocks with them.
+        # Computed again each time: the tokens of a leaving job go to others, which may open more blocks.
         self.demand = new_blocks(self._view, self.run, self._plan.token_budget, self._plan.chunk_cap)
 
     @property
     def needed(self) -> int:
-        """Blocks that the run as it is would newly take."""
+        """Blocks that the current run would newly take."""
         return sum(self.demand.values())
 
     @property
     def wanted(self) -> int:
-        """Blocks that are to be free for the run: those it needs, and one where its last job is to find one free."""
+        """Blocks that should be free: those that the run needs, and one if its last job must find one free."""
         if not (self._free_block_each and self.run):
             return self.needed
         last = self.run[-1]
@@ -212,12 +212,12 @@ class _Shortage:
     def all_paused(self) -> bool:
         """Whether no job is sure to run, and paused jobs have nothing to wait for.
 
-        A job that came back from the host may be passed over for want of blocks.
+        A job that came back from the host may be skipped for want of blocks.
         """
         return self._paused and not self.coming and all(job in self._view.returned for job in self.run)
 
     def evict(self, job: Job, choose: ChooseFate) -> None:
-        """Take a job's KV away, unless it is to keep it."""
+        """Take a job's KV away, unless `choose` keeps it."""
         fate = self._host.fate(job, choose)
         if fate is None:
             return
@@ -230,7 +230,7 @@ class _Shortage:
         self._leave_run(job)
 
     def _leaves_at_once(self, job: Job, fate: Fate) -> bool:
-        """Whether no copy holds a victim's blocks: one back to it, or one to the host beside or after a step."""
+        """Whether no copy holds a victim's blocks: neither one back to it, nor one to the host."""
         if job in self._view.restoring:
             return False
         copied_in_time = self._serial and not job.num_output_placeholders

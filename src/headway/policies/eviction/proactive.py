@@ -1,4 +1,4 @@
-"""KV leaves ahead of need, and comes back ahead of need."""
+"""Moves KV to the host ahead of need, and back ahead of need."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ def foresees(order: Order) -> TypeGuard[Foreseeing]:
 
 
 NextService = tuple[float, int, Job]
-"""Seconds until a job is expected to be served next (0 where that is not known), its rank, which no other has, and the
-job."""
+"""Expected seconds until a job is served next (0 if unknown), its unique rank, and the job."""
 
 
 Worth = Callable[[NextService, NextService], bool]
@@ -52,10 +51,10 @@ Worth = Callable[[NextService, NextService], bool]
 
 @dataclass(slots=True)
 class KvMoves:
-    """Settles which jobs leave and which come back in one step; none comes back in a step in which one leaves.
+    """Decides which jobs leave and which come back in one step; none comes back in a step in which one leaves.
 
-    `last` are the residents that may leave, the soonest served first; they leave from the end. `idle` is kept
-    free for jobs that may come, or for the newcomers in the queue if these need more.
+    `last` are the residents that may leave, the soonest served first; they leave from the end. `idle` is room kept free
+    for arrivals, or for the queued newcomers if these need more.
     """
 
     view: StepView
@@ -72,17 +71,19 @@ class KvMoves:
         self._host = HostRoom(self.view)
 
     def is_ample(self, newcomers: Sequence[Job]) -> bool:
-        """Whether all of them fit, and the idle room is there twice: no job leaves now, or is next to. O(newcomers)."""
+        """Whether all newcomers fit and twice the idle room is free, so that no job leaves now or soon.
+        O(newcomers).
+        """
         blocks = sum(self.view.blocks(job.num_tokens) for job in newcomers)
         return self.free.covers(self.idle.at_least(Room(blocks, len(newcomers))).plus(self.idle))
 
     @property
     def may_return(self) -> bool:
-        """Whether a job on the host could have room while none leaves."""
+        """Whether a job on the host could find room while none leaves."""
         return self.free.covers(self.idle.plus(Room(1, 1)))
 
     def settle(self, queue: Sequence[NextService]) -> None:
-        """Make the idle room, then give queued jobs theirs, the soonest served first. O(queue + leaving)."""
+        """Free the idle room, then give queued jobs theirs, the soonest served first. O(queue + leaving)."""
         while self.last and not self.free.covers(self.idle):
             self._let_go()
         newcomers = back = Room(0, 0)
@@ -101,7 +102,9 @@ class KvMoves:
             self.returning.clear()
 
     def next_to_leave(self) -> list[Job]:
-        """The jobs that would leave for one more idle room, and are to be copied: as many as the host has room for."""
+        """The jobs that would leave for twice the idle room, and are to be copied in advance, as far as the host
+        has room.
+        """
         found: list[Job] = []
         blocks = self.free.blocks
         for _, _, job in reversed(self.last):
@@ -113,7 +116,7 @@ class KvMoves:
         return found
 
     def _let_go(self) -> None:
-        """The last one leaves, unless it is to keep its KV."""
+        """Let the last one leave, unless it keeps its KV."""
         _, _, job = self.last.pop()
         fate = self._host.fate(job, self.choose)
         if fate is None:
@@ -123,23 +126,23 @@ class KvMoves:
 
 
 class Proactive:
-    """The device keeps the jobs that will be served soonest, with room to spare for newcomers.
+    """Keeps the jobs on the device that will be served soonest, with room to spare for newcomers.
 
-    Soonest is by the order's own foresight (ENST), or by rank where it has none. Some room is kept idle: blocks and
-    slots for `idle_jobs` (None: a batch), a block each, or for as many jobs of the usual size as stand at the first
-    `burst_levels` levels, up to a batch, whichever is more: where many have come, more will. The paused resident that
-    is served last leaves while that room is lacking. It also leaves while a job that is waiting or on the host does
-    not fit and is served sooner, by more than the copies take; among jobs whose turn is now the rank decides. In steps
-    in which no job leaves, jobs on the host come back, the soonest first. In steps in which none comes either, those
-    that would leave for once more as much idle room are copied beforehand (`offload`), so that leaving is instant.
+    Soonest is by the order's own forecast (ENST), or by rank if it has none. Some room is kept idle: blocks and slots
+    for `idle_jobs` (None: a batch) with a block each, or for as many jobs of the usual size as stand at the first
+    `burst_levels` levels, up to a batch, whichever is more: many arrivals announce more. The paused resident that is
+    served last leaves while that room is lacking. It also leaves while a waiting or swapped job does not fit and is
+    served sooner by more than the copies take; among jobs whose turn is now the rank decides. In steps in which no job
+    leaves, jobs on the host come back, the soonest first. In steps in which none comes either, the jobs that would
+    leave for twice the idle room are copied in advance (`offload`), so that leaving is instant.
 
-    Bounded harm: a job that has lost its KV `max_preemptions` times, or came in the last `min_residency` steps, is
-    left alone. Only paused jobs go ahead of need; a running one goes when blocks run out, the lowest ranked first.
-    Where the host has no room no job leaves ahead of need, and one that has to leave is recomputed. With `drop` all
-    that leave are (the recompute of FastServe's ablation). Without `ahead` no room is kept idle, no job is copied
-    beforehand, and jobs on the host come back by rank (its reactive swapping, with `serial`). `by_rank` takes the rank
-    for foresight, as the released code does. O(residents) while no job can move, else O((residents + swapped) log).
-    Source: FastServe (Wu et al. 2023) section 4.2, as spec 4.6 resolves it.
+    Bounded harm: a job that has lost its KV `max_preemptions` times, or came in the last `min_residency` steps, is left
+    alone. Only paused jobs leave ahead of need; a running one leaves when blocks run out, the lowest-ranked first. If
+    the host has no room, no job leaves ahead of need, and one that has to leave is recomputed. With `drop` all that
+    leave are recomputed (as in FastServe's ablation). Without `ahead` no room is kept idle, no job is copied in
+    advance, and jobs on the host come back by rank (its reactive swapping, with `serial`). `by_rank` uses the rank as
+    forecast, as the released code does. O(residents) while no job can move, else O((residents + swapped) log). Source:
+    FastServe (Wu et al. 2023) section 4.2, as spec 4.6 resolves it.
     """
 
     def __init__(
@@ -216,7 +219,7 @@ class Proactive:
         return Fate.RECOMPUTE if self.drop else Fate.SWAP if has_room else None
 
     def _idle(self, view: StepView, order: Order) -> Room:
-        """What is kept for jobs that may come: at most half of the blocks, and no slots that a batch needs."""
+        """The room kept for arrivals: at most half of the blocks, and no slots that a batch needs."""
         if not self.ahead:
             return Room(0, 0)
         jobs = view.max_run if self.idle_jobs is None else self.idle_jobs
@@ -229,7 +232,7 @@ class Proactive:
         return Room(min(blocks, view.total_blocks // 2), min(jobs, view.max_resident - view.max_run))
 
     def _leavable(self, view: StepView, paused: Sequence[Job]) -> list[Job]:
-        """The paused jobs that can be moved now, and have not been moved too often or too lately."""
+        """The paused jobs that can be moved now, and were not moved too often or too recently."""
         recent = self._residency.recent()
         host_blocks = view.host_free_blocks
         surely_fits = inf if self.drop else host_blocks * view.block_size
@@ -240,16 +243,16 @@ class Proactive:
             and not job.awaiting_output
             and job not in recent
             and job not in view.restoring
-            # Most fit whatever the host has of them; it is asked only of the others.
+            # Most jobs fit whatever the host already has of them; it is asked only about the others.
             and (job.num_computed_tokens <= surely_fits or view.unsent_blocks(job) <= host_blocks)
         ]
 
     def _turns(self, view: StepView, order: Order, jobs: Sequence[Job]) -> list[NextService]:
-        """When each is served next, the soonest first."""
+        """When each job is served next, the soonest first."""
         ranked = order.rank(jobs, view.now_s)
         if self.by_rank or not foresees(order):
             return list(zip(repeat(0.0), count(), ranked))
-        # Places differ, so jobs are never compared.
+        # Ranks differ, so jobs are never compared.
         return sorted(zip(order.next_service_s(ranked, view.now_s, view.max_run), count(), ranked))
 
     def _worth(self, view: StepView) -> Worth:
@@ -268,9 +271,11 @@ class Proactive:
         return worth
 
     def next_change_s(self, view: StepView) -> float:
-        """Never while all residents run and none is on the host; which comes back first may change with time."""
+        """Never while all residents run and none is on the host; otherwise which job comes back first may change
+        with time.
+        """
         return -inf if view.swapped else inf
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Note which jobs came."""
+        """Note which jobs were admitted."""
         self._residency.observe(outcome)

@@ -15,7 +15,7 @@ from headway.policies.protocols import LearnsNothing, Order
 class Recompute(OnShortage, LearnsNothing):
     """No job leaves ahead of need; on shortage the fill rule drops the last resident (stock vLLM V1).
 
-    With `free_block_each` the lowest ranked are dropped before the step, as vLLM 0.2.5 does.
+    With `free_block_each` the lowest-ranked are dropped before the step, as in vLLM 0.2.5.
     """
 
     serial = False
@@ -24,24 +24,24 @@ class Recompute(OnShortage, LearnsNothing):
         self.free_block_each = free_block_each
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """The plan as it is, or without those that leave no block for the others."""
+        """The plan as it is, or without the jobs that leave no block for the others."""
         if not self.free_block_each:
             return plan
         return make_room(view, plan, order, lambda *_: Fate.RECOMPUTE, serial=False, free_block_each=True)
 
     def ranks_nobody(self, view: StepView) -> bool:
-        """Always, while there are blocks."""
+        """True while there are blocks."""
         return True
 
 
 class Swap(OnShortage):
-    """Every victim is swapped; with `fallback`, one the host has no room for is recomputed.
+    """Every victim is swapped; with `fallback`, one for which the host has no room is recomputed.
 
-    Without it, such a job keeps its KV and pauses until others end; only when no other job could run either is
-    it recomputed after all. `serial` has the step wait for the copies decided with it, as vLLM 0.2.5 does; else
-    they go beside the steps. With `host_room` jobs also leave for what the residents hold more than the host's blocks
-    (`demand.within_host`), a lone one excepted. `min_residency`: steps for which a job that was just admitted is
-    spared. Source: the vLLM_S of AdaptiveLLM (section 1.7).
+    Without `fallback` such a job keeps its KV and pauses until others end; it is recomputed only if no other job could
+    run. With `serial` the step waits for the copies decided with it, as in vLLM 0.2.5; otherwise they run beside the
+    steps. With `host_room` jobs also leave for what the residents hold beyond the host's blocks (`demand.within_host`),
+    except for a lone job. `min_residency`: steps for which a newly admitted job is spared. Source: the vLLM_S of
+    AdaptiveLLM (section 1.7).
     """
 
     uses_host = True
@@ -63,7 +63,7 @@ class Swap(OnShortage):
         self._residency = Residency(min_residency)
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """The lowest ranked leave, as many as the step lacks blocks."""
+        """The lowest-ranked jobs leave, as many as the step lacks blocks."""
         return make_room(
             within_host(view) if self.host_room else view,
             plan,
@@ -78,13 +78,13 @@ class Swap(OnShortage):
         return Fate.SWAP if has_room else Fate.RECOMPUTE if self.fallback else None
 
     def ranks_nobody(self, view: StepView) -> bool:
-        """Always, while there are blocks."""
+        """True while there are blocks."""
         return True
 
     def next_change_s(self, view: StepView) -> float:
-        """Never; not known where jobs leave while the device has blocks."""
+        """Never; unknown if jobs may leave while the device has blocks."""
         return -inf if self.host_room else super().next_change_s(view)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Note which jobs came."""
+        """Note which jobs were admitted."""
         self._residency.observe(outcome)

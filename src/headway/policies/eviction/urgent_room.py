@@ -1,4 +1,4 @@
-"""Blocks and a seat for a newcomer whose turn it is, from jobs that can spare theirs."""
+"""Makes room for a newcomer whose turn it is, by evicting jobs that can spare their place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.policies.protocols import KnowsLate, Order, knows_late
 
 DEFAULT_MAX_RECOMPUTED = 1.0
 _SPARE_S = 3.0
-"""A resident in time can spare its place if it may go on so much later than the newcomer has to start."""
+"""A resident that is in time can spare its place if its latest start is this much later than the newcomer's."""
 
 
 def make_urgent_room(
@@ -26,19 +26,19 @@ def make_urgent_room(
     spared: Collection[Job],
     max_recomputed: float,
 ) -> StepPlan:
-    """The plan with victims for the first newcomer, if it has no room and is overdue or can be in time; else the same.
+    """The plan with victims for the first newcomer, if it lacks room and is overdue or can be in time; else the same
+    plan.
 
-    A newcomer in time displaces jobs that are late or have no target, then jobs in time that have only a deadline,
-    and one that is far enough. Jobs that can wait (`KnowsLate.that_can_wait`) leave for any newcomer but one of their
-    own kind. No job leaves that has had more tokens computed again than `max_recomputed` times those that it has, so
-    harm is bounded. A newcomer with only a deadline takes no blocks of jobs with a target, which would have to be
-    computed again, and so from job to job: only a worker slot. An overdue job displaces any that is not.
-    Where priority comes first, no resident of a better one leaves. The lowest ranked leave first, as many as the
-    newcomer lacks blocks, or a slot. None leaves if all were not enough, if the blocks are coming free anyway, if the
-    newcomer starts without since the prefix cache holds the rest of it, or if it does not wait for room. Jobs in
-    `spared` stay.
-    The newcomer starts in a later step, when there is room, if it then still ranks first.
-    O(log n) with room, O(residents) where none may leave, else a memory check and a ranking.
+    A newcomer in time displaces jobs that are late or have no target, then jobs in time with only a deadline that is
+    far enough. Jobs that can wait (`KnowsLate.that_can_wait`) leave for any newcomer except one of their kind. No job
+    leaves that has recomputed more than `max_recomputed` times its tokens, so harm is bounded. A newcomer with only a
+    deadline takes a worker slot, but no blocks of jobs with a target: these would have to be computed again, and so
+    from job to job. An overdue job displaces any that is not overdue. If priority comes first, no resident of a better
+    priority leaves. The lowest-ranked leave first, as many as the newcomer lacks blocks or a slot. None leaves if all
+    of them would not be enough, if the blocks are coming free anyway, if the prefix cache lets the newcomer start
+    without, or if the newcomer does not wait for room. Jobs in `spared` stay. The newcomer starts in a later step, when
+    there is room and it still ranks first. O(log n) with room, O(residents) if none may leave, else a memory check and
+    a ranking.
     """
     if not knows_late(order) or not view.waiting:
         return plan
@@ -74,7 +74,7 @@ def _free(view: StepView) -> Room:
 def _leavable(
     view: StepView, order: KnowsLate, newcomer: Job, staying: Collection[Job], max_recomputed: float
 ) -> Sequence[Job]:
-    """Residents other than those `staying` that may leave for this newcomer. O(residents)."""
+    """Residents that may leave for this newcomer, except those `staying`. O(residents)."""
     overdue = order.overdue(view.now_s)
     if newcomer in overdue:
         return [job for job in view.residents if job not in staying and job not in overdue]
@@ -107,7 +107,9 @@ def _is_read(job: Job) -> bool:
 
 
 def _victims(view: StepView, leavable: Sequence[Job], lacking: Room, freed: Room) -> Sequence[Job]:
-    """The jobs that leave, the last first, beside what is `freed` anyway; none if all of them are not enough."""
+    """The jobs that leave, the lowest-ranked first, in addition to what is `freed`; none if all of them are not
+    enough.
+    """
     victims: list[Job] = []
     for job in reversed(leavable):
         if freed.covers(lacking):

@@ -1,4 +1,4 @@
-"""Leaving rules: which jobs leave the queue without running here. One idea a file."""
+"""Leaving rules decide which jobs leave the queue without running here. One idea a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unstarted jobs that would be late here, and may still be in time elsewhere."""
+"""Hands off unstarted jobs that would be late here, and may still be in time elsewhere."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from headway.policies.order.sorted_index import KeyedIndex
 
 @dataclass(slots=True)
 class ExpectedStep:
-    """The step's work, and the jobs of `admit` that are reached while seats and tokens last."""
+    """The work of a step, and the jobs of `admit` that start while seats and tokens last."""
 
     shape: BatchShape = field(default_factory=BatchShape)
     starting: set[Job] = field(default_factory=set)
 
 
 def expect_step(view: StepView, plan: StepPlan) -> ExpectedStep:
-    """The plan filled as `core.fill` would, were there blocks for all and every job ready. O(run + started).
+    """The plan filled as `core.fill` would, assuming blocks for all and every job ready. O(run + started).
 
-    A decode is taken to compute all the drafts that it may; a job on the way back from the host computes nothing.
+    A decode is assumed to use all possible drafts; a job on its way back from the host computes nothing.
     """
     step = ExpectedStep()
     budget = plan.token_budget
@@ -53,7 +53,7 @@ def expect_step(view: StepView, plan: StepPlan) -> ExpectedStep:
 
 
 def _grant(shape: BatchShape, job: Job, most: int, caps: Mapping[Job, int]) -> int:
-    """Put a job into the shape with so many tokens, or its cap, and return what it gets."""
+    """Add a job to the shape with at most `most` tokens, or its cap; return its tokens."""
     granted = min(most, caps.get(job, most))
     if granted <= 0:
         return 0
@@ -70,7 +70,7 @@ class _QueuesElsewhere:
         self.left_s = [max(0.0, token_s * tokens - gone_s) for tokens in view.waiting_elsewhere]
 
     def take(self, job: Job, slack_s: float) -> bool:
-        """Whether the shortest queue leaves a job its slack, or is none; then the job is behind the others there."""
+        """Whether the shortest queue leaves a job its slack, or is empty; if so the job joins that queue."""
         if not self.left_s:
             return True
         shortest_s = min(self.left_s)
@@ -81,23 +81,23 @@ class _QueuesElsewhere:
 
 
 class AtRisk:
-    """A job that no step has started, and this one does not, is handed off when the next might be too late.
+    """Hands off a job that no step has started, and this one does not, if the next step might be too late.
 
-    Its slack is the time to its first token's deadline less its own predicted prefill. It leaves when that is no more
-    than what may pass before it runs elsewhere: the step about to run here, a step of `hp_tokens` that has just begun
-    there, and `threshold` x its target for first token, which may be below 0 to wait longer. `hp_tokens` is the token
-    budget of an engine elsewhere; by default as HP instances take it (`high_step_tokens`). A job whose slack is below 0
-    is late wherever it goes, and stays; so does one that may not move, has computed something, or has no such target.
-    Where prompts wait elsewhere (`view.waiting_elsewhere`), a job also stays if they and a step of the longest kind
-    there would make it late; those handed off before it in this step count among them. Waiting prompts are taken to be
-    computed one after the other, at the pace of a step of `hp_tokens`, since the instant of which they were told. While
-    steps have no predicted time the threshold alone decides.
-    The prefill is predicted when the job starts to wait. With `confidence` the two steps and the prefill count with
-    what they stay within with that probability: the less is known, the earlier a job leaves.
+    Slack is the time to a job's first-token deadline less its predicted prefill. The job leaves when its slack is at
+    most the time that may pass before it runs elsewhere: the step about to run here, a step of `hp_tokens` that has
+    just begun there, and `threshold` x its first-token target (a negative threshold waits longer). `hp_tokens` is the
+    token budget of an engine elsewhere, by default that of HP instances (`high_step_tokens`). A job with negative slack
+    is late everywhere, and stays; so does a job that may not move, has computed something, or has no such target. If
+    prompts wait elsewhere (`view.waiting_elsewhere`), a job also stays if they and a step of the longest kind there
+    would make it late; jobs handed off earlier in this step count among them. Waiting prompts are assumed to be
+    computed in turn, at the pace of a step of `hp_tokens`, since the moment of the report. While steps have no
+    predicted time the threshold alone decides. The prefill is predicted when the job starts to wait. With `confidence`,
+    the two steps and the prefill count with the time that they stay within with that probability: the less is known,
+    the earlier a job leaves.
 
-    O(log n + leaving) where all jobs have the same target, with O(running) for the step while any is watched; with
-    unlike targets also those within the largest threshold seen since none was watched are looked at.
-    Source: Ascendra (Ikram et al. 2025, arXiv:2504.20828), section on offloading; the formula is spec 3.6.
+    O(log n + leaving) if all jobs have the same target, with O(running) for the step while any is watched. With
+    different targets, those within the largest threshold seen since the watch was last empty are examined too. Source:
+    Ascendra (Ikram et al. 2025, arXiv:2504.20828), section on offloading; the formula is spec 3.6.
     """
 
     def __init__(
@@ -132,13 +132,13 @@ class AtRisk:
         self._longest_ttft_s = max(self._longest_ttft_s, job.slo.ttft_s or 0.0)
 
     def remove(self, job: Job) -> None:
-        """Stop watching."""
+        """Stop watching a job."""
         if self._by_latest_start.discard(job) and not self._by_latest_start:
             self._widest_margin_s = 0.0
             self._longest_ttft_s = 0.0
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
-        """None before it is known which jobs start in this step."""
+        """Empty: the rule decides once it is known which jobs start in this step."""
         return {}
 
     def leave_unserved(self, view: StepView, plan: StepPlan) -> Mapping[Job, Departure]:
@@ -149,7 +149,7 @@ class AtRisk:
         step = expect_step(view, plan)
         next_s = view.now_s + self._step_s(step.shape)
         tokens = self.hp_tokens or high_step_tokens(self._cost, self._longest_ttft_s, view.max_tokens)
-        # A step of the longest kind may have begun there just before.
+        # A step of the longest kind may just have begun there.
         longest_s = self._prefill_s(tokens)
         queues = _QueuesElsewhere(view, longest_s / tokens)
         elsewhere_s = next_s + longest_s
@@ -180,6 +180,6 @@ class AtRisk:
         return self.threshold * job.slo.ttft_s
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known while a job could still be in time elsewhere: it depends on what the next step takes."""
+        """Unknown while a job could still be in time elsewhere, since that depends on the length of the next step."""
         on_time = self._by_latest_start.position((view.now_s,))
         return inf if on_time == len(self._by_latest_start) else -inf

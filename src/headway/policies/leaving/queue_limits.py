@@ -16,11 +16,10 @@ from headway.policies.protocols import Unchanging
 
 @dataclass(slots=True)
 class QueueBound:
-    """Shed the newest waiting jobs beyond a count or a sum of prompt tokens, and those waiting too long.
+    """Sheds the newest waiting jobs beyond a count or a sum of prompt tokens, and those that wait too long.
 
-    Only jobs that have not started are counted or shed: one that lost its KV half-way keeps its place.
-    The oldest job is never shed for its tokens alone, so a long prompt is served by an empty queue.
-    O(1) while within bounds, else O(shed).
+    Only jobs that have not started are counted or shed: one that lost its KV half-way keeps its place. The oldest job
+    is never shed for its tokens alone, so an empty queue serves a long prompt. O(1) while within bounds, else O(shed).
     """
 
     max_waiting: int | None = None
@@ -44,12 +43,12 @@ class QueueBound:
             self._waiting_tokens += job.num_prompt_tokens
 
     def remove(self, job: Job) -> None:
-        """Stop counting it."""
+        """Stop counting a job."""
         if self._by_arrival.discard(job):
             self._waiting_tokens -= job.num_prompt_tokens
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
-        """The too old, then the newest until the rest is within bounds."""
+        """The jobs that are too old, then the newest until the rest is within bounds."""
         count, tokens = len(self._by_arrival), self._waiting_tokens
         leaving: dict[Job, Departure] = {}
         if self.max_age_s is not None:
@@ -65,10 +64,10 @@ class QueueBound:
         return leaving
 
     def next_change_s(self, view: StepView) -> float:
-        """When the oldest is too old; counts change by arrivals alone."""
+        """When the oldest job becomes too old; counts change by arrivals alone."""
         if self.max_age_s is None or not len(self._by_arrival):
             return inf
-        # The age is tested as arrival < now - age, which rounds otherwise than now > arrival + age.
+        # The age test is arrival < now - age, which rounds differently from now > arrival + age.
         return nextafter(self._by_arrival.at(0).arrival_s + self.max_age_s, -inf)
 
     def _exceeded(self, count: int, tokens: int) -> bool:
@@ -78,9 +77,9 @@ class QueueBound:
 
 
 class Expired:
-    """A waiting job leaves once a target of it is certainly missed: its time to first token or its deadline.
+    """A waiting job leaves once it has certainly missed a target: its time to first token or its deadline.
 
-    So no more work is spent on it (Ascendra section 3.9). A job without targets never leaves. O(log n + leaving).
+    No more work is spent on it (Ascendra section 3.9). A job without targets never leaves. O(log n + leaving).
     """
 
     def __init__(self) -> None:
@@ -92,24 +91,24 @@ class Expired:
             self._by_due.put(job, (job.due_s, job.arrival_s, job.id))
 
     def remove(self, job: Job) -> None:
-        """Stop watching."""
+        """Stop watching a job."""
         self._by_due.discard(job)
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
-        """All that are past due."""
+        """All jobs that are past due."""
         return dict.fromkeys(self._by_due.slice(0, self._by_due.position((view.now_s,))), Departure.EXPIRED)
 
     def next_change_s(self, view: StepView) -> float:
-        """When the first of the watched is due."""
+        """When the first of the watched jobs is due."""
         first = self._by_due.slice(0, 1)
         return self._by_due.keys[first[0]][0] if first else inf
 
 
 @dataclass(slots=True)
 class OutOfMemory(Unchanging):
-    """A job that lost its KV for want of memory is handed back, if its sender would take it, instead of waiting again.
+    """Hands back a job that lost its KV for want of memory, if its sender accepts that; it does not wait again.
 
-    So a central queue can split a batch that has outgrown the memory (Magnus section on out-of-memory). O(leaving).
+    A central queue can then split a batch that has outgrown the memory (Magnus section on out-of-memory). O(leaving).
     """
 
     _preempted: dict[Job, Departure] = field(default_factory=dict)
@@ -120,9 +119,9 @@ class OutOfMemory(Unchanging):
             self._preempted[job] = Departure.HAND_OFF
 
     def remove(self, job: Job) -> None:
-        """A job no longer waits."""
+        """Forget a job that no longer waits."""
         self._preempted.pop(job, None)
 
     def leave(self, view: StepView) -> Mapping[Job, Departure]:
-        """All that were preempted."""
+        """All preempted jobs."""
         return dict(self._preempted)

@@ -1,4 +1,4 @@
-"""Orders: which jobs come first. One idea a file."""
+"""Orders decide which jobs come first. One idea a file."""
 
 from __future__ import annotations
 

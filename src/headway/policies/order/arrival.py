@@ -1,4 +1,4 @@
-"""First come, first served, as a queue."""
+"""First come, first served."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from headway.policies.protocols import LearnsNothing, Unchanging
 
 
 class Arrival(Unchanging, LearnsNothing):
-    """Newcomers at the back, preempted jobs back at the front, residents in the order they were admitted.
+    """Newcomers go to the back, preempted jobs to the front, residents stay in order of admission.
 
-    This is vLLM's own queue: of two jobs preempted one after the other, the later is first, because it
-    was further ahead. add, remove O(log n); top O(k); rank O(1).
+    This is vLLM's own queue. Of two jobs preempted in turn the later is first, since it was further ahead. add, remove
+    O(log n); top O(k); rank O(1).
     """
 
     def __init__(self) -> None:
@@ -35,15 +35,15 @@ class Arrival(Unchanging, LearnsNothing):
         self._index.discard(job)
 
     def end(self, job: Job) -> None:
-        """Nothing is kept of a job that does not wait."""
+        """Nothing: the queue keeps only waiting jobs."""
 
     def touch(self, job: Job) -> None:
-        """Nothing about a job moves it in the queue."""
+        """Nothing: no change of a job moves it in the queue."""
 
     def top(self, k: int, now_s: float) -> list[Job]:
         """The first k of the queue."""
         return self._index.slice(0, k)
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """Residents as they are: in order of admission."""
+        """Residents as they are, in order of admission."""
         return jobs

@@ -1,4 +1,4 @@
-"""Requests of a better priority first, and within one priority an order of any kind."""
+"""Puts requests of a better priority first, with any order within one priority."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ else:
 
 
 class ArrivalByPriority(Priority):
-    """vLLM's own queue under `--scheduling-policy priority`: by priority, then by arrival; residents stay as they are.
+    """vLLM's queue under `--scheduling-policy priority`: by priority, then arrival; residents stay as they are.
 
     A resident never makes way for a newcomer of a better priority. Short of blocks, vLLM preempts the resident of the
-    worst priority, of these the newest.
+    worst priority, and of these the newest.
     """
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """Residents in the order of their admission."""
+        """Residents in order of admission."""
         return jobs
 
 
 class PriorityFirst(_AnyOrder):
-    """Mixed into another order: lowest `priority` value first; jobs of one priority as that order has them.
+    """Mixed into another order: lowest `priority` value first, then the other order within one priority.
 
-    The other order still looks at all jobs together: what it learns, and which jobs it takes to be in time, does not
-    depend on priorities. top costs O(waiting log waiting) while jobs of several priorities wait, rank one sort more.
+    The other order still sees all jobs together: what it learns, and which jobs it takes to be in time, does not depend
+    on priorities. top costs O(waiting log waiting) while jobs of several priorities wait; rank costs one more sort.
     """
 
     by_priority = True
@@ -51,7 +51,7 @@ class PriorityFirst(_AnyOrder):
         self._waiting_of[job.priority] += 1
 
     def remove(self, job: Job) -> None:
-        """A job no longer waits."""
+        """Forget a job that no longer waits."""
         super().remove(job)
         self._waiting_of[job.priority] -= 1
         if not self._waiting_of[job.priority]:
@@ -65,16 +65,16 @@ class PriorityFirst(_AnyOrder):
         return sorted(waiting, key=_priority)[:k]
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs`, most deserving first; the other order's own sequence if all have one priority."""
+        """Sort `jobs`, most deserving first; the other order's own sequence if all have one priority."""
         ranked = super().rank(jobs, now_s)
         return sorted(ranked, key=_priority) if len(set(map(_priority, jobs))) > 1 else ranked
 
 
 class _ForeseeingPriorityFirst(PriorityFirst):
-    """Priority first, over an order that says when jobs will be served."""
+    """Priority first, over an order that forecasts when jobs will be served."""
 
     def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
-        """As the other order expects, but no job before one of a better priority."""
+        """The other order's forecast, with no job before one of a better priority."""
         expected_s = dict(zip(jobs, super().next_service_s(jobs, now_s, width), strict=True))
         latest_s = 0.0
         for job in sorted(jobs, key=lambda job: (job.priority, expected_s[job])):
@@ -84,7 +84,7 @@ class _ForeseeingPriorityFirst(PriorityFirst):
 
 @cache
 def by_priority(order: type[Any]) -> type[Any]:
-    """The class of an order that puts priority first; the order of arrival becomes vLLM's own priority queue."""
+    """The class of an order that puts priority first. Arrival order becomes vLLM's own priority queue."""
     if order is Arrival:
         return ArrivalByPriority
     mixin = _ForeseeingPriorityFirst if hasattr(order, "next_service_s") else PriorityFirst

@@ -1,4 +1,4 @@
-"""Orders by a point in time after which being first no longer helps."""
+"""Orders by due time, after which being first no longer helps."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from headway.policies.order.sorted_index import Key, SortedIndex
 class DueOrder(KeyedOrder):
     """Earliest `due_s` first, then jobs without a target, then those already too late.
 
-    A target that can no longer be met is never "most urgent" (invariant 10): a late job waits behind
-    every job that can still make it, and among the late the earliest due comes first. Where no job has a target this
-    is arrival order. top is O(log n + k).
+    A target that can no longer be met is never "most urgent" (invariant 10): a late job waits behind every job that can
+    still be in time. Among late jobs the earliest due comes first. If no job has a target this is arrival order. top is
+    O(log n + k).
     """
 
     needs_targets = True
@@ -27,20 +27,20 @@ class DueOrder(KeyedOrder):
 
     @abstractmethod
     def due_s(self, job: Job) -> float:
-        """When it is too late; inf without a target."""
+        """When the job becomes too late; inf without a target."""
 
     def key(self, job: Job) -> Key:
         """(due, arrival, id)."""
         return (self.due_s(job), job.arrival_s, job.id)
 
     def top(self, k: int, now_s: float) -> list[Job]:
-        """The first k waiting jobs: on time first, late last."""
+        """The first k waiting jobs: those on time first, late ones last."""
         late = self._index.position((now_s,))
         on_time = self._index.slice(late, late + k)
         return on_time + self._index.slice(0, min(late, k - len(on_time)))
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` by the same rule; but one that began in time is in time while what is left of it can be."""
+        """Sort `jobs` by the same rule; a job that began in time stays in time while its rest can be."""
         key = self._keys.__getitem__
         ranked = sorted(jobs, key=key)
         late = bisect_left(ranked, (now_s,), key=key)
@@ -55,15 +55,15 @@ class DueOrder(KeyedOrder):
         on_time = self._index.position((view.now_s,))
         waiting = self._index.slice(on_time, on_time + 1)
         due = [float(self._keys[job][0]) for job in waiting]
-        # One that began in time stays in its place until what is left of it is late too.
+        # A job that began in time keeps its place until its rest is late too.
         due += [max(float(self._keys[job][0]), self.due_s(job)) for job in view.residents]
         return min((due_s for due_s in due if due_s >= view.now_s), default=inf)
 
 
 class EarliestDeadline(DueOrder):
-    """The job whose next target runs out first (Liu and Layland 1973; Ascendra section 3.5).
+    """The job whose next target expires first (Liu and Layland 1973; Ascendra section 3.5).
 
-    With the same target for all this is arrival order; use `slack` to tell long prompts from short.
+    If all jobs have the same target this is arrival order; `slack` distinguishes long prompts from short ones.
     """
 
     def due_s(self, job: Job) -> float:
@@ -74,10 +74,10 @@ class EarliestDeadline(DueOrder):
 class LeastSlack(DueOrder):
     """The job that must start first to make its next target: deadline minus the predicted prefill.
 
-    Slack is deadline - now - prefill; now is the same for all, so the key is the latest start time and
-    does not drift. The prediction is the one at the time a job starts to wait. A prompt that has begun keeps its
-    rank by that, or prompts of like slack would take turns and all be late; whether it is late goes by what is left
-    of it. Source: Ascendra section 3.5, with EDF read as least slack (spec gap S1).
+    Slack is deadline - now - prefill. Now is the same for all jobs, so the key is the latest start time and does not
+    drift. The prefill is predicted when a job starts to wait. A prompt in progress keeps that rank, or prompts of
+    similar slack would take turns and all be late; whether it is late depends on its remaining work. Source: Ascendra
+    section 3.5, with EDF read as least slack (spec gap S1).
     """
 
     def __init__(self, cost: CostModel | None = None) -> None:

@@ -1,4 +1,4 @@
-"""When jobs without a target are due their first token."""
+"""Due times of first tokens for jobs without a target."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from headway.core.kept_programs import began_s
 from headway.policies.order.remaining_work import RemainingWork
 
 _TIMES = 2.0
-"""As long as it would take if prompts came first: of three times stock's p99, with what steps under way add."""
+"""A first token is due after this many times the wait if prompts came first: three times stock's p99 with steps
+under way.
+"""
 
 
 class FirstTokens:
-    """Due times of first tokens, by what they would wait if the engine computed prompts alone, one after another.
+    """Due times of first tokens, from the wait if the engine computed prompts alone, one after another.
 
-    A job is due when it has waited twice as long as that. So a first token does not wait for shorter jobs that keep
-    coming, and where prompts themselves are the queue, short ones still come first. There is none while
-    step times are not known, for a job with a target, which says itself what is due, and for a later turn of an agent
-    program, whose end is what counts. O(1) a job.
-    Source: the virtual clock of fair queueing (Zhang, SIGCOMM 1990), of one flow.
+    A job is due when it has waited twice as long as that. So its first token does not wait for a stream of shorter
+    jobs, and if prompts themselves are the queue, short ones still come first. A job has no due time while step times
+    are unknown, if it has a target, which says what is due, and if it is a later turn of an agent program, for which
+    only the end counts. O(1) a job. Source: the virtual clock of fair queueing (Zhang, SIGCOMM 1990), of one flow.
     """
 
     def __init__(self, work: RemainingWork) -> None:
@@ -41,7 +42,7 @@ class FirstTokens:
         self._due_s.pop(job, None)
 
     def overdue(self, jobs: Iterable[Job], now_s: float) -> list[Job]:
-        """The jobs whose first token is due, the first due first. O(jobs)."""
+        """The jobs whose first token is due, earliest first. O(jobs)."""
         due_s = self._due_s
         found = [
             (due, job.arrival_s, job.id, job)

@@ -1,4 +1,4 @@
-"""By predicted lengths while they hold, by queues that need none while they do not."""
+"""Orders by predicted lengths while they hold, else by queues that need none."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _RULE = TrustRule()
 class Governed:
     """`predicted-remaining` while predictions are trusted, `skip-join-mlfq` while they are not.
 
-    Both indexes are kept all the time, so to change over costs no sort.
-    `quality` watches the finished answers that had a prediction; its margin keeps the two from taking turns. It
-    starts with the queues: without predictions, or with bad ones from the start, this order is `skip-join-mlfq` and
-    nothing else. With mixed traffic the predictions of those that have one decide for all.
+    Both indexes are always kept up to date, so a change costs no sort. `quality` watches the finished answers that had
+    a prediction; its margin prevents frequent changes. It starts with the queues: without predictions, or with bad ones
+    from the start, this order is `skip-join-mlfq`. With mixed traffic the requests that have predictions decide for
+    all.
 
-    Costs: the sum of both for what changes a queue, of one for a ranking; a finished answer 10 us more on average.
-    Its foresight is that of the order in use: ENST of the queues, or the predicted work that ranks ahead.
+    Costs: both orders' for changes of a queue, one order's for a ranking; a finished answer takes 10 us more on
+    average. Its forecast is that of the order in use: ENST of the queues, or the predicted work that ranks ahead.
     """
 
     def __init__(
@@ -56,12 +56,12 @@ class Governed:
         return self._predicted if self.quality.trusted else self._queues
 
     def add(self, job: Job) -> None:
-        """Index a job in both."""
+        """Index a job in both orders."""
         self._predicted.add(job)
         self._queues.add(job)
 
     def remove(self, job: Job) -> None:
-        """A job no longer waits."""
+        """Forget a job that no longer waits."""
         self._predicted.remove(job)
         self._queues.remove(job)
 
@@ -71,14 +71,14 @@ class Governed:
         self._queues.end(job)
 
     def finished(self, job: Job) -> None:
-        """Compare a finished answer with what was predicted of it; perhaps change over."""
+        """Compare a finished answer with its prediction; perhaps change orders."""
         self._predicted.finished(job)
         if job.predicted_length is None:
             return
         self.quality.observe(job.predicted_length, job.num_output_tokens)
 
     def touch(self, job: Job) -> None:
-        """Take a job's rank anew."""
+        """Update a job's rank."""
         self._predicted.touch(job)
         self._queues.touch(job)
 
@@ -87,11 +87,11 @@ class Governed:
         return self._in_use.top(k, now_s)
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` by the order in use."""
+        """Sort `jobs` by the order in use."""
         return self._in_use.rank(jobs, now_s)
 
     def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
-        """Seconds until each is expected to be served next, by the order in use."""
+        """Expected seconds until each is served next, by the order in use."""
         if self.quality.trusted:
             return self._work_ahead_s(jobs)
         return self._queues.next_service_s(jobs, now_s, width)
@@ -106,7 +106,7 @@ class Governed:
         return [found[job] for job in jobs]
 
     def num_at_first(self, levels: int) -> int:
-        """Live jobs at the first levels of the queues, which are kept up to date always: what a burst looks like."""
+        """Live jobs at the first levels of the queues, which show a burst even while predictions rank."""
         return self._queues.num_at_first(levels)
 
     def next_change_s(self, view: StepView) -> float:
@@ -114,6 +114,6 @@ class Governed:
         return self._in_use.next_change_s(view)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Both follow every step."""
+        """Let both orders follow the step."""
         self._predicted.observe(outcome)
         self._queues.observe(outcome)

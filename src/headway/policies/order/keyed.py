@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class KeyedOrder(Unchanging, LearnsNothing, ABC):
-    """Ascending `key`; a subclass says only what the key is. top is O(k), rank O(n log n) without calls."""
+    """Ascending `key`; a subclass defines only the key. top is O(k), rank O(n log n) without calls."""
 
     def __init__(self) -> None:
         self._index: SortedIndex | TenantQueues = SortedIndex()
@@ -26,7 +26,7 @@ class KeyedOrder(Unchanging, LearnsNothing, ABC):
 
     @abstractmethod
     def key(self, job: Job) -> Key:
-        """Smallest first; must end in (arrival_s, id)."""
+        """The sort key, smallest first; must end in (arrival_s, id)."""
 
     def add(self, job: Job) -> None:
         """Index a job that starts to wait."""
@@ -34,7 +34,7 @@ class KeyedOrder(Unchanging, LearnsNothing, ABC):
         self._index.insert(job, self._keys[job])
 
     def remove(self, job: Job) -> None:
-        """Take a job that no longer waits out of the index; its key still ranks it as a resident."""
+        """Remove a job that no longer waits from the index; its key still ranks it as a resident."""
         self._index.remove(job, self._keys[job])
 
     def end(self, job: Job) -> None:
@@ -42,7 +42,7 @@ class KeyedOrder(Unchanging, LearnsNothing, ABC):
         del self._keys[job]
 
     def touch(self, job: Job) -> None:
-        """Take a job's key anew."""
+        """Compute a job's key again."""
         old, new = self._keys[job], self.key(job)
         self._keys[job] = new
         if self._index.holds(job, old):
@@ -54,11 +54,11 @@ class KeyedOrder(Unchanging, LearnsNothing, ABC):
         return self._index.slice(0, k)
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` in key order."""
+        """Sort `jobs` by key."""
         return self.ranked(jobs)
 
     def ranked(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """`jobs` by the keys as they are."""
+        """Sort `jobs` by their keys as last computed."""
         return sorted(jobs, key=self._keys.__getitem__)
 
 

@@ -1,4 +1,4 @@
-"""Least work first, aged; by predicted lengths while they hold, by those of late while they do not."""
+"""Least work first, aged; by predicted lengths while they hold, else by recent lengths."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ _RULE = TrustRule()
 
 
 class LeastWork(PredictedRemaining):
-    """`predicted-remaining` by work for each answer that ends (`GittinsWork`), memory held counted as work.
+    """`predicted-remaining` by expected work per finished answer (`GittinsWork`), with held memory counted as work.
 
-    While predictions are bad, or absent, every job may have any length that answers had of late. A job that turns out
-    to be none of the short ones sinks as in a feedback queue and rises again near the usual lengths; long prompts,
-    which are known, wait for short ones. When trust changes every live job is estimated anew, 64 a step. With jobs of
-    several tenants, the tenant that has had least service comes first (`TenantShares`), and its jobs by least work. No
-    job is overtaken for ever, as in `predicted-remaining`. Costs: as there; with several tenants O(k log k) for the
-    top k.
+    While predictions are bad or absent, every job may have any of the recent lengths. A job that turns out not to be
+    short sinks as in a feedback queue, and rises again near the usual lengths; long prompts, which are known, wait for
+    short ones. When trust changes, every live job is estimated anew, 64 a step. With jobs of several tenants, the
+    tenant with the least service comes first (`TenantShares`), and its jobs by least work. No job is overtaken for
+    ever, as in `predicted-remaining`. Costs: as there; with several tenants O(k log k) for the top k.
 
-    Of agent programs the one under way for longer comes first, by up to GONE_S, where it is known since when they are.
-    So KV memory serves few of them at a time. A job is passed only by jobs that come that much later than it otherwise
-    would.
+    Among agent programs the one that has run longer comes first, by up to GONE_S, if its start is known. KV memory then
+    serves few of them at a time. A job is passed only by jobs that arrive that much later than they otherwise could.
     """
 
     uses_prefixes = True
@@ -64,7 +62,7 @@ class LeastWork(PredictedRemaining):
 
     def _come(self, job: Job) -> None:
         if not (self.shares.several or self.shares.present(job.tenant)):
-            # The second tenant: what the first had alone, uncounted until now, is not held against it.
+            # The second tenant arrived: the first one's earlier, uncounted service is not held against it.
             grown = [one for one, counted in self._counted_tokens.items() if one.num_output_tokens > counted]
             for live in grown:
                 self._count(live)
@@ -72,7 +70,7 @@ class LeastWork(PredictedRemaining):
         self._counted_tokens[job] = job.num_output_tokens
 
     def touch(self, job: Job) -> None:
-        """Take a job's key anew, and count what it has brought."""
+        """Compute a job's key again, and count its progress."""
         super().touch(job)
         self._count(job)
 
@@ -84,7 +82,7 @@ class LeastWork(PredictedRemaining):
         self.shares.go(job.tenant)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Follow a step as `predicted-remaining` does; count what each tenant has had, while there are several."""
+        """Follow a step as `predicted-remaining` does; with several tenants, count each one's service."""
         super().observe(outcome)
         if not self.shares.several:
             return
@@ -108,7 +106,7 @@ class LeastWork(PredictedRemaining):
             self._queues.place(tenant)
 
     def ranked(self, jobs: Sequence[Job]) -> Sequence[Job]:
-        """`jobs` by the same rule, by the keys as they are."""
+        """Sort `jobs` by the same rule, by their keys as last computed."""
         ranked = super().ranked(jobs)
         if not self.shares.several:
             return ranked
@@ -120,7 +118,7 @@ class LeastWork(PredictedRemaining):
         return list(self.shares.in_turn(by_turn, keys.__getitem__, self.work.of))
 
     def finished(self, job: Job) -> None:
-        """Compare a finished answer with what was predicted of it; perhaps change over."""
+        """Compare a finished answer with its prediction; perhaps change trust."""
         super().finished(job)
         if job.predicted_length is None:
             return

@@ -1,4 +1,4 @@
-"""As many jobs on time as can be, then the others by predicted work, then those that can wait."""
+"""Keeps as many jobs on time as possible; then the others by predicted work, then those that can wait."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from headway.policies.order.predicted_remaining import DEFAULT_TAIL
 from headway.policies.order.timetable import Candidate, Timetable, given_up
 
 MOST_WEIGHED = 128
-"""Jobs on time that are weighed against each other, the first by latest start; those behind are not urgent."""
+"""On-time jobs that are weighed against each other, the first by latest start; later ones are not urgent."""
 _LOOKED_STEPS = 8
-"""For so many steps after a plan has asked of all running jobs, outdated ranks are taken anew beside the step: plans
-that ask of all come every few steps, and what piles up until then would hold them up."""
+"""After a plan that ranked all running jobs, outdated ranks are updated beside this many of the next steps. Such
+plans come every few steps, and would be delayed by all updates that piled up in between.
+"""
 _RULE = TrustRule()
 
 
 class OnTime:
-    """Jobs that can still meet their targets, as many as can, then all others by `least-work`, then what can wait.
+    """As many jobs on time as possible by due time, then all others by `least-work`, then those that can wait.
 
-    On-time jobs come by the time they are due, jobs that have begun above all. A job between tokens may wait as long as
-    it can catch up by its expected end. A tenant that has had more service than another comes as much later among
-    on-time jobs (`TenantShares`), costs as much more in triage, and comes after it among the rest.
+    On-time jobs come by due time, with jobs that have begun first. A job between tokens may wait as long as it can
+    catch up by its expected end. A tenant with more service than another is due that much later among on-time jobs
+    (`TenantShares`), costs that much more in triage, and comes after the other among the rest.
 
-    Where not all prompts can have their first token in time, `triage` gives up those that cost most, as if the engine
-    computed prompts one after another for half of its time. With `prefixes`, what the prefix cache holds of a waiting
-    prompt is neither work nor time to its first token.
+    If not all prompts can have their first token in time, `triage` gives up those that cost most, as if the engine
+    computed prompts one after another for half of its time. With `prefixes`, cached tokens of a waiting prompt count
+    neither as work nor as time to its first token.
 
-    A job whose latest start is over CAN_WAIT_S away comes after all of these, by latest start: it is in time whatever
-    happens to it now, and runs in what the others leave.
+    A job whose latest start is over CAN_WAIT_S away comes after all of these, by latest start: it will be in time
+    anyway, and runs in what the others leave.
 
-    No job waits for ever. `tail` bounds for how long jobs without a target give way to shorter ones (`least-work`). Of
+    No job waits for ever. `tail` bounds how long jobs without a target give way to shorter ones (`least-work`). Among
     the jobs that are left out of steps and not in time, the oldest rank before all others once they are `patience_s`
-    old, for `overdue_share(tail)` of the engine (`Overdue`, which has the bound). That holds without targets, and while
-    step times are distrusted: then no job is taken to be in time, since no latest start means anything.
+    old, for `overdue_share(tail)` of the engine (`Overdue` proves the bound). That holds without targets too, and while
+    step times are distrusted: then no job counts as in time, since latest starts mean nothing.
 
-    Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking while there
-    are such jobs, O(n) a ranking while n jobs can wait, and the prediction of two steps' times in every four
+    Costs: those of `least-work`, an insertion for each job with a target, O(MOST_WEIGHED log) a ranking while there are
+    such jobs, O(n) a ranking while n jobs can wait, and the prediction of two step times in every four
     (`ComparedSteps`).
     """
 
@@ -80,21 +81,21 @@ class OnTime:
         self._num_ran = 0
         self._steps_to_look = 0
 
-    # ---- what is known of predictions ---------------------------------------------------------------
+    # ---- trust in predictions -----------------------------------------------------------------------
 
     @property
     def trusts_predictions(self) -> bool:
-        """Whether predicted lengths are gone by."""
+        """Whether predicted lengths are used now."""
         return self._rest.trusts_predictions
 
     @property
     def trusts_step_times(self) -> bool:
-        """Whether steps take about what is predicted, so that it means something to be on time."""
+        """Whether steps take about as long as predicted, so that being on time has a meaning."""
         return self.steps.trusted
 
     @property
     def quality(self) -> PredictionQuality:
-        """What has been seen of predicted lengths."""
+        """The observed quality of predicted lengths."""
         return self._rest.quality
 
     # ---- jobs that come, change and go --------------------------------------------------------------
@@ -109,7 +110,7 @@ class OnTime:
         self._changed()
 
     def remove(self, job: Job) -> None:
-        """A job no longer waits."""
+        """Forget a job that no longer waits."""
         self._rest.remove(job)
         self._times.remove(job)
         self._weighed.clear()
@@ -124,37 +125,37 @@ class OnTime:
         self._changed()
 
     def finished(self, job: Job) -> None:
-        """Learn of an answer that came to its end."""
+        """Learn from an answer that ended by itself or at its limit."""
         self._changed()
         self._rest.finished(job)
 
     def touch(self, job: Job) -> None:
-        """Take a job's rank anew: at once if it waits, else when it is asked for."""
+        """Update a job's rank: at once if it waits, else when it is asked for."""
         self._rest.touch(job)
         self._changed()
         if self._times.waits(job):
             self._times.renew([job])
 
     def _changed(self) -> None:
-        """What was found for this step is found no longer."""
+        """Discard results cached for this step."""
         self._weighed.clear()
         self._overdue_now.clear()
 
     def _ask_of(self, jobs: Sequence[Job]) -> None:
-        """The ranks of these, or whether they are in time, are asked for."""
+        """Prepare for questions about these jobs: their ranks, or whether they are in time."""
         if len(jobs) >= self._num_ran:
             self._steps_to_look = _LOOKED_STEPS
         self._look_again(jobs)
 
     def _look_again(self, jobs: Iterable[Job], coming_tokens: int = 0) -> None:
-        """Take anew what is outdated of these, or will be."""
+        """Update the outdated ranks among these jobs, including those about to become outdated."""
         self._times.renew(self._rest.renew(jobs, coming_tokens))
 
-    # ---- what comes first ---------------------------------------------------------------------------
+    # ---- ranking ------------------------------------------------------------------------------------
 
     @property
     def _goes_by_targets(self) -> bool:
-        """Whether any job has a target, and it means something to be in time."""
+        """Whether any job has a target, and step times are trusted."""
         return bool(self._times) and self.steps.trusted
 
     def top(self, k: int, now_s: float) -> list[Job]:
@@ -175,7 +176,7 @@ class OnTime:
         return first[:k]
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` by the same rule."""
+        """Sort `jobs` by the same rule."""
         self._ask_of(jobs)
         overdue = self.overdue(now_s)
         first = [job for job in overdue if job in jobs]
@@ -192,24 +193,24 @@ class OnTime:
         return [*first, *rest, *(job for job in last if job not in overdue)]
 
     def latest_start_s(self, job: Job) -> float:
-        """Until when a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""
+        """How long a job may be left alone and still meet its targets; inf without any, -inf if one is missed."""
         return self._times.latest_start_s(job)
 
     def on_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
-        """The jobs, all live, that have a target and can still meet all they have. O(jobs)."""
+        """The live jobs among these that have a target and can still meet all of their targets. O(jobs)."""
         if not self._goes_by_targets:
             return []
         self._ask_of(jobs)
         return self._times.in_time(jobs, now_s)
 
     def that_can_wait(self, jobs: Iterable[Job], now_s: float) -> Mapping[Job, float]:
-        """The jobs that are in time whatever happens to them in the next minutes, by latest start."""
+        """The jobs that stay in time even if ignored for the next minutes, by latest start."""
         return self._times.that_can_wait(jobs, now_s)
 
     def overdue(self, now_s: float) -> list[Job]:
-        """The jobs that rank before all others, since they have waited too long, resident or not.
+        """The jobs that rank before all others because they have waited too long, resident or not.
 
-        A step asks several times: it is looked for once, until a change.
+        A step asks several times, so the answer is kept until something changes.
         """
         found = self._overdue_now.get(now_s)
         if found is None:
@@ -218,16 +219,18 @@ class OnTime:
         return found
 
     def due_first_tokens(self, jobs: Iterable[Job], now_s: float) -> list[Job]:
-        """The prompts whose first token comes before those of all others, by due time, where no job has a target.
+        """The prompts to compute before all others because their first token is due, if no job has a target.
 
-        None while step times are distrusted, and where priority or the service of several tenants decides.
+        None while step times are distrusted, and if priority or the service of several tenants decides.
         """
         if self._times or self._rest.shares.several or self.by_priority or not self.steps.trusted:
             return []
         return self._first_tokens.overdue(jobs, now_s)
 
     def _waiting_worth_serving(self, now_s: float) -> list[Job]:
-        """Of the first by latest start that wait and can be in time. A step asks twice: once for it until a change."""
+        """The first waiting jobs by latest start that can be in time, without those given up. Cached, since a step
+        asks twice.
+        """
         found = self._weighed.get(now_s)
         if found is None:
             found = self._worth_serving(self._times.waiting_in_time(MOST_WEIGHED, now_s), now_s)
@@ -235,7 +238,7 @@ class OnTime:
         return found
 
     def _worth_serving(self, on_time: Iterable[Job], now_s: float) -> list[Job]:
-        """Returns those of `on_time` that are served before the rest, in turn: all but those given up."""
+        """The jobs of `on_time` that are served before the rest, in order: all except the jobs given up."""
         kept = self._times.candidates(on_time)
         lead_s = self._leads_s(kept)
         kept.sort()
@@ -245,25 +248,25 @@ class OnTime:
         return [one.job for one in kept if one.job not in lost]
 
     def _leads_s(self, candidates: Iterable[Candidate]) -> Mapping[str, float]:
-        """What each tenant of these has had more than the least served of them; empty where there is but one."""
+        """How much more service each tenant of these has had than the least served; empty with a single tenant."""
         shares = self._rest.shares
         return shares.leads_s({one.job.tenant for one in candidates}) if shares.several else {}
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known while a job has a target, or of several one may become overdue: answers grow, and time passes."""
+        """Unknown while a job has a target, or one of several may become overdue: answers grow, and time passes."""
         return -inf if self._times else self._rest.next_change_s(view)
 
-    # ---- what steps teach ---------------------------------------------------------------------------
+    # ---- learning from steps ------------------------------------------------------------------------
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Follow a step: how long they take, and whose latest start is to be taken anew."""
+        """Follow a step: learn its length, and update the latest starts that it changed."""
         overdue = self.overdue(outcome.now_s)
         self._changed()
         self._rest.observe(outcome)
         step_s = self._times.observe(outcome)
         self._compared.observe(outcome, step_s)
         self._num_ran = len(outcome.tokens)
-        if self._steps_to_look:  # else the next plan will hardly ask
+        if self._steps_to_look:  # otherwise the next plan will hardly ask
             self._steps_to_look -= 1
             self._look_again(outcome.tokens, coming_tokens=1)
         self._overdue.observe(outcome, overdue)
@@ -272,7 +275,7 @@ class OnTime:
 
 
 def _prompts(candidates: Iterable[Candidate], lead_s: Mapping[str, float]) -> Sequence[Candidate]:
-    """The candidates that hold others up; what their tenants have had more counts as if they cost so much more."""
+    """The candidates that delay others; a tenant's extra service counts as extra cost."""
     prompts = [one for one in candidates if one.service_s]
     return (
         [one._replace(cost_s=one.cost_s + lead_s[one.job.tenant]) for one in prompts] if lead_s else prompts

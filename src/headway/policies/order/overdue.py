@@ -1,4 +1,4 @@
-"""A share of the engine for the jobs that have been left out for longest."""
+"""Reserves a share of the engine for the jobs that have been left out longest."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _MOST_TIMES = 30.0
 
 
 def overdue_share(tail: float) -> float:
-    """Part of the engine that overdue jobs have: a hundredth up to `tail` 0.5, from there on growing to 0.3 at 1."""
+    """Share of the engine for overdue jobs: a hundredth up to `tail` 0.5, then growing to 0.3 at 1."""
     return LEAST_SHARE * float(_MOST_TIMES ** max(0.0, 2 * tail - 1))
 
 
 _MOST_LOOKED_AT = 32
-"""The oldest jobs that are left out, among which one that is not in time is looked for."""
+"""The oldest left-out jobs that are examined for one that is not in time."""
 
 InTime = Callable[[Sequence[Job], float], list[Job]]
-"""Which of some jobs are in time."""
+"""Returns which of some jobs are in time."""
 
 
 class Overdue:
@@ -79,7 +79,7 @@ class Overdue:
         return late[: len(held) + 1]
 
     def _next(self, now_s: float) -> Sequence[Job]:
-        """The jobs of which the first late one becomes overdue now, the oldest first."""
+        """The jobs of which the first late one becomes overdue now, oldest first."""
         ran = self._ran
         if len(ran) == len(self._live) or self._owed_at(now_s) < 0:
             return ()
@@ -92,11 +92,11 @@ class Overdue:
         return list(islice(old_enough, _MOST_LOOKED_AT))
 
     def _owed_at(self, now_s: float) -> float:
-        """Engine seconds that overdue jobs are owed; negative where they have had more than their share."""
+        """Engine seconds that overdue jobs are owed; negative if they have had more than their share."""
         return min(0.0, self._owed_s + max(0.0, now_s - self._seen_s) * self._owed_more)
 
     def observe(self, outcome: StepOutcome, overdue: Sequence[Job]) -> None:
-        """Note which jobs are overdue in this step, and what the step before has changed in what they are owed."""
+        """Note which jobs are overdue in this step, and how the step before changed what they are owed."""
         self._owed_s, self._seen_s = self._owed_at(outcome.now_s), outcome.now_s
         self._overdue = dict.fromkeys(overdue)
         self._ran = self._live.keys() & outcome.tokens.keys()
@@ -106,7 +106,7 @@ class Overdue:
 
 
 def _part(tokens: Mapping[Job, int], jobs: Collection[Job]) -> float:
-    """The part of a step that it does for these jobs: the mean of their parts of its tokens and of its KV."""
+    """The part of a step spent on these jobs: the mean of their shares of its tokens and of its KV."""
     if not jobs:
         return 0.0
     of_tokens = sum(map(tokens.__getitem__, jobs)) / sum(tokens.values())

@@ -1,4 +1,4 @@
-"""Least predicted work first, by a bounded time."""
+"""Least predicted work first, within a bounded time."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _LEAST_WORK_S = 0.001
 
 
 def give_way_s(tail: float) -> float:
-    """Seconds of arrival that a job gives way to one of 1 / e of its work: 400 at `tail` 0, 20 at 0.5, 1 at 1.
+    """The T of `PredictedRemaining`: 400 s at `tail` 0, 20 s at 0.5, 1 s at 1.
 
-    ConfigError unless `tail` is 0 to 1.
+    A job gives way to one with 1 / e of its work that arrives up to T later. Raises ConfigError unless `tail` is 0 to
+    1.
     """
     if not 0 <= tail <= 1:
         raise ConfigError.of("tail", tail, "0 (least mean completion time) to 1 (shortest tail)")
@@ -32,23 +33,23 @@ def give_way_s(tail: float) -> float:
 
 
 class PredictedRemaining(KeyedOrder):
-    """Smallest arrival + T x ln(remaining work) first: shorter jobs are moved up by a bounded time.
+    """Smallest arrival + T x ln(remaining work) first: shorter jobs move up by a bounded time.
 
-    T is `give_way_s(tail)`. A job gives way to one of half its work that comes up to 0.7 T later, to one of a tenth
-    that comes up to 2.3 T later. The time now and the unit of work are the same for all and cancel out, so keys do not
-    drift, and a machine twice as fast ranks as before. With a small T the order is nearly first come, first served;
-    with a large one, shortest work first.
+    T is `give_way_s(tail)`. A job gives way to one of half its work that arrives up to 0.7 T later, and to one of a
+    tenth that arrives up to 2.3 T later. The current time and the unit of work are the same for all and cancel out, so
+    keys do not drift, and a machine twice as fast gives the same ranks. With a small T the order is nearly first come,
+    first served; with a large one, shortest work first.
 
     The bound: a waiting job of work w is passed only by jobs that arrived up to T ln(w / _LEAST_WORK_S) later. These
-    are finitely many, each of finite work. The key of a waiting job changes only with what estimates rest on
-    (`RemainingWork`). The key of a running job grows in two cases more: its answer outgrew its prediction, which its
-    limit bounds; or its KV was dropped, by the prefill to be done again.
+    are finitely many, each of finite work. The key of a waiting job changes only with the basis of estimates
+    (`RemainingWork`). The key of a running job also grows if its answer outgrows its prediction, which its limit
+    bounds, or if its KV is dropped, by the prefill to be done again.
 
-    Costs: as `KeyedOrder`. An answer's key is taken anew at a few points of its life (`RemainingWork`, with the error),
-    and only if its rank is asked for; while plans rank all that run, beside the step that brings it on, so that the
-    next plan finds it done.
-    Source: the boost of Yu and Scully (2024, Strongly tail-optimal scheduling in the light-tailed M/G/1), used for LLMs
-    by UniBoost (Li et al., ICML 2026), in its limit for work that is short beside T.
+    Costs: as `KeyedOrder`. A key is recomputed at a few points of an answer's life (`RemainingWork` has the error), and
+    only if its rank is asked for. While plans rank all running jobs, that happens beside the step that advances the
+    job, so that the next plan finds it done. Source: the boost of Yu and Scully (2024, Strongly tail-optimal scheduling
+    in the light-tailed M/G/1), used for LLMs by UniBoost (Li et al., ICML 2026), in its limit for work that is short
+    compared with T.
     """
 
     trusts_predictions = True
@@ -67,7 +68,7 @@ class PredictedRemaining(KeyedOrder):
         self.work = self._estimator(cost, memory=memory)
         self._num_ranked = 0
         self.renewed: Sequence[Job] = ()
-        """Whose work was estimated anew beside the last step."""
+        """The jobs whose work was estimated anew beside the last step."""
 
     def key(self, job: Job) -> Key:
         """(arrival + T x ln(work), arrival, id), with the work estimated now.
@@ -88,18 +89,18 @@ class PredictedRemaining(KeyedOrder):
             self.renewed = [one for one in self.renewed if one is not job]
 
     def finished(self, job: Job) -> None:
-        """Learn how long answers without a prediction are."""
+        """Learn the usual length of answers without a prediction."""
         self.work.learn(job)
 
     def touch(self, job: Job) -> None:
-        """Take a job's key anew: at once if it waits, else when its rank is asked for."""
+        """Recompute a job's key: at once if it waits, else when its rank is asked for."""
         if self._index.holds(job, self._keys[job]):
             super().touch(job)
         else:
             self.work.doubt(job)
 
     def renew(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
-        """Take anew, and return, those of `jobs` whose keys are outdated, or will be with so many tokens more.
+        """Recompute the keys of `jobs` that are outdated, or will be after `coming_tokens` more; return these jobs.
 
         O(jobs), without calls for the others.
         """
@@ -109,13 +110,15 @@ class PredictedRemaining(KeyedOrder):
         return outdated
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` in key order."""
+        """Sort `jobs` by key."""
         self._num_ranked = max(self._num_ranked, len(jobs))
         self.renew(jobs)
         return self.ranked(jobs)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Take anew, beside the step, the keys that its tokens outdate, if the plan ranked as many as it serves."""
+        """Recompute, beside the step, the keys that its tokens outdate, if the plan ranked as many jobs as it
+        serves.
+        """
         self.work.observe(outcome)
         self.renewed = self.work.next_in_doubt()
         for job in self.renewed:
@@ -125,5 +128,5 @@ class PredictedRemaining(KeyedOrder):
             self.renew(outcome.tokens, coming_tokens=1)
 
     def next_change_s(self, view: StepView) -> float:
-        """Not known: work falls as answers grow, and how fast they grow is not this order's to say."""
+        """Unknown: work falls as answers grow, and this order cannot tell how fast they grow."""
         return -inf if len(self._keys) > 1 else inf

@@ -1,4 +1,4 @@
-"""Orders by the wait of a job over its size: short jobs gain rank fast, and no job starves."""
+"""Orders by a job's wait over its size: short jobs gain rank fast, and no job starves."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from headway.policies.protocols import Drifting, LearnsNothing
 _Entry = tuple[float, str, int, Job]
 """(arrival, id, size, job): sorts by arrival, then id."""
 _EXACT_SIZES = 128
-"""Sizes below this have a queue of their own; larger ones share one in 64 to the octave."""
+"""Smaller sizes have a queue each; larger ones share 64 queues an octave."""
 
 
 def bucket_of(size: int) -> int:
-    """The queue of a size: sizes in one bucket differ by less than 1/64."""
+    """The queue of a size. Sizes in one queue differ by less than 1/64."""
     shift = max(0, size.bit_length() - _EXACT_SIZES.bit_length() + 1)
     return size >> shift << shift
 
 
 class WaitIndex:
-    """Jobs by (time since arrival) / size, the highest first; sizes are whole numbers above 0.
+    """Jobs by (time since arrival) / size, highest first; sizes are positive integers.
 
-    Rankings cross as time passes, so no sorted list stays right. Within one size the oldest is always
-    first, so only the heads of the queues, one a size bucket, compete: top costs O(buckets + k log
-    buckets), at most 64 buckets an octave; add and remove O(log n) and one memmove within a queue. Of two jobs,
-    one may come before the other although its own value is lower, but never by more than one part in 64.
+    Rankings cross as time passes, so no sorted list stays right. Within one size the oldest is always first, so only
+    the heads of the queues, one for each size bucket, compete: top costs O(buckets + k log buckets), with at most 64
+    buckets an octave; add and remove O(log n) and one memmove within a queue. A job may come before another with a
+    higher value, but never by more than one part in 64.
     """
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class WaitIndex:
             del self._queues[bucket]
 
     def holds(self, job: Job) -> bool:
-        """Whether a job is in."""
+        """Whether a job is queued."""
         return job in self._entries
 
     def top(self, k: int, now_s: float) -> list[Job]:
-        """The first k, within the stated error: a merge of the queues by their heads."""
+        """The first k within the stated error, by a merge of the queues' heads."""
         heads = [((queue[0][0] - now_s) / queue[0][2], queue[0], queue, 0) for queue in self._queues.values()]
         heapify(heads)
         first: list[Job] = []
@@ -84,7 +84,7 @@ class WaitedOverLength(Drifting, LearnsNothing):
     """Highest (time since arrival) / (tokens so far) first: short jobs gain rank fast, no job starves.
 
     Costs and error are those of `WaitIndex`. Source: AdaptiveLLM section 1.2, which leaves open whether output tokens
-    count: with `prompt_only` they do not, so a job does not lose rank as it grows.
+    count. With `prompt_only` they do not, so a job does not lose rank as it grows.
     """
 
     def __init__(self, *, prompt_only: bool = False) -> None:
@@ -100,7 +100,7 @@ class WaitedOverLength(Drifting, LearnsNothing):
         self._waiting.remove(job)
 
     def end(self, job: Job) -> None:
-        """Nothing is kept of a job that does not wait."""
+        """Nothing: only waiting jobs are indexed."""
 
     def touch(self, job: Job) -> None:
         """Index a waiting job anew."""
@@ -113,8 +113,8 @@ class WaitedOverLength(Drifting, LearnsNothing):
         return self._waiting.top(k, now_s)
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` by the same value, exactly; ties by (arrival, id)."""
-        # Spelled out rather than `_length`: this runs for every resident of every step.
+        """Sort `jobs` by the same value, exactly; ties by (arrival, id)."""
+        # `_length` is inlined, since this runs for every resident of every step.
         outputs = not self.prompt_only
         return _ranked(
             [
@@ -129,7 +129,7 @@ class WaitedOverLength(Drifting, LearnsNothing):
         )
 
     def value(self, job: Job, now_s: float) -> float:
-        """Seconds since arrival for each token: 0 on arrival, higher first."""
+        """Seconds since arrival for each token: 0 on arrival; higher is served first."""
         return (now_s - job.arrival_s) / self._length(job)
 
     def _length(self, job: Job) -> int:
@@ -137,14 +137,14 @@ class WaitedOverLength(Drifting, LearnsNothing):
 
 
 class DeadlineAware(WaitedOverLength):
-    """Highest waited / length x urgency first; urgency = all the time a target allows / the time left, up to `most`.
+    """Highest waited / length x urgency first; urgency = the time a target allows / the time left, up to `most`.
 
-    On arrival urgency is 1, at half of the time 2, near the deadline `most`: enough to pass a queue, too little to
-    lock a job out. A target that is missed, or was never set, counts 1: such a job ranks by waited / length alone, so
-    an expired deadline is never most urgent. As urgency is bounded, a job of length L that has waited W is passed over
-    only by jobs that have waited W / (L x most) or more: no job starves. top looks at the k highest by waited / length
-    and the k next due, no further: O(k log k) and the cost of these two indexes.
-    Source: the future work of AdaptiveLLM (section 1.10, item 1).
+    Urgency is 1 on arrival, 2 at half of the time, and `most` near the deadline: enough to pass a queue, too little to
+    lock a job out. Without a target, or after a missed one, it is 1: such a job ranks by waited / length alone, so an
+    expired deadline is never most urgent. As urgency is bounded, a job of length L that has waited W is passed only by
+    jobs that have waited W / (L x most) or more: no job starves. top examines the k highest by waited / length and the
+    k next due: O(k log k) and the cost of these two indexes. Source: the future work of AdaptiveLLM (section 1.10, item
+    1).
     """
 
     def __init__(self, most: float = 8.0, *, prompt_only: bool = False) -> None:
@@ -173,7 +173,7 @@ class DeadlineAware(WaitedOverLength):
         return list(self.rank(list(dict.fromkeys([*longest, *due])), now_s)[:k]) if due else longest
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` by the same value, exactly; ties by (arrival, id)."""
+        """Sort `jobs` by the same value, exactly; ties by (arrival, id)."""
         return _ranked([(-self.value(job, now_s), job.arrival_s, job.id, job) for job in jobs])
 
     def value(self, job: Job, now_s: float) -> float:
@@ -191,12 +191,12 @@ SIZES_A_SECOND = 1_000_000
 
 
 class Hrrn(Drifting):
-    """Highest response ratio next: (waited + work) / work, with the work a job still needs by its prediction.
+    """Highest response ratio next: (waited + work) / work, with a job's remaining work by its prediction.
 
-    That is 1 + waited / work, so the ranking is by waited / work, and costs and error are those of `WaitIndex`; work is
-    estimated as `RemainingWork` says. Every job gains rank without bound as it waits, so none starves: one of work w
+    That is 1 + waited / work, so the ranking is by waited / work, and costs and error are those of `WaitIndex`;
+    `RemainingWork` estimates the work. Every job gains rank without bound as it waits, so none starves: one of work w
     that has waited W is passed only by jobs that have waited W / w times their own work. Magnus ranks whole batches by
-    it (section 2.7); here it is one request.
+    this ratio (section 2.7); here it is one request.
     """
 
     trusts_predictions = True
@@ -210,7 +210,7 @@ class Hrrn(Drifting):
         self._waiting.add(job, max(1, ceil(self._work.estimate(job) * SIZES_A_SECOND)))
 
     def remove(self, job: Job) -> None:
-        """Take a job that no longer waits out of the queues; its work still ranks it as a resident."""
+        """Remove a job that no longer waits from the queues; its work still ranks it as a resident."""
         self._waiting.remove(job)
 
     def end(self, job: Job) -> None:
@@ -218,7 +218,7 @@ class Hrrn(Drifting):
         self._work.forget(job)
 
     def finished(self, job: Job) -> None:
-        """Learn how long answers without a prediction are."""
+        """Learn the usual length of answers without a prediction."""
         self._work.learn(job)
 
     def touch(self, job: Job) -> None:
@@ -234,16 +234,18 @@ class Hrrn(Drifting):
         return self._waiting.top(k, now_s)
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` by their ratio; ties by (arrival, id)."""
+        """Sort `jobs` by their ratio; ties by (arrival, id)."""
         work_s = self._work.of
         return _ranked([((job.arrival_s - now_s) / work_s(job), job.arrival_s, job.id, job) for job in jobs])
 
     def value(self, job: Job, now_s: float) -> float:
-        """Seconds waited for each second of work: 0 on arrival, higher first."""
+        """Seconds waited for each second of work: 0 on arrival; higher is served first."""
         return (now_s - job.arrival_s) / self._work.of(job)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Estimate the work anew of jobs that have brought enough tokens since, and of some that are in doubt."""
+        """Estimate the work of jobs anew that have progressed enough, and of some whose estimates are marked as
+        outdated.
+        """
         self._work.observe(outcome)
         for job in [*self._work.outdated(outcome.tokens), *self._work.next_in_doubt()]:
             self.touch(job)

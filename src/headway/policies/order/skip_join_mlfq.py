@@ -17,7 +17,7 @@ from headway.policies.order.sorted_index import Key, SortedIndex
 
 
 class _Move(NamedTuple):
-    """Where a job goes: its new place, and how long it may run there."""
+    """Where a job moves: its new place, and how long it may run there."""
 
     key: Key
     allowance_s: float
@@ -27,24 +27,24 @@ _NOTHING_FORESEEN: tuple[float, dict[Job, _Move]] = (-inf, {})
 
 
 class SkipJoinMlfq:
-    """Lower levels first, and within a level the job that joined it first. No length is known or guessed.
+    """Lower levels first, and within a level the job that joined it first; knows and predicts no length.
 
-    Level i has the quantum q_1 x ratio^(i-1), of wall time in which a job runs, whatever runs beside it. q_1 is
-    `quantum_s`, or else the time of a decode step as the cost model knows it, at least `least_quantum_s`. A job joins
-    the first level whose quantum covers its prefill (`skip_join`; else level 1). Once it has run longer than its
-    quantum it goes to the tail of the queue `demote_levels` lower, or of the first that covers its next iteration, if
-    that is lower still. A job that has not run for `starve_s` goes to the tail of level 1, with q_1 or the time of its
-    next iteration to run, whichever is longer. A job that makes way within its quantum keeps its place and what is
-    left. With `artifact_order` demoted and promoted jobs go to the head, as in the released code.
+    Level i has the quantum q_1 x ratio^(i-1), in wall time in which a job runs, whatever runs beside it. q_1 is
+    `quantum_s`, or else the time of a decode step by the cost model, at least `least_quantum_s`. A job joins the first
+    level whose quantum covers its prefill (`skip_join`; else level 1). After its quantum it goes to the tail of the
+    queue `demote_levels` lower, or of the first that covers its next iteration, if that is lower still. A job that has
+    not run for `starve_s` goes to the tail of level 1, with q_1 or the time of its next iteration to run, whichever is
+    longer. A job that makes way within its quantum keeps its place and the rest of the quantum. With `artifact_order`
+    demoted and promoted jobs go to the head, as in the released code.
 
     Time runs from the start of a job's step to the start of the first step after its output came, so it is known when
     that one is planned. Until the cost model knows anything, prompts count as short. No job starves in the queues:
-    after `starve_s` it is in level 1, behind jobs each of which leaves it after one allowance of running, and before
-    those that come later. For memory it may wait longer: a running job keeps its KV.
+    after `starve_s` it is in level 1, behind jobs each of which leaves after one allowance of running, and before later
+    ones. For memory it may wait longer: a running job keeps its KV.
 
-    Costs: add, remove, end O(log n); observe O(batch), O(1) while the same jobs run; top O(k) and rank O(n log n),
-    with O(m log m) for the m jobs that move at that moment. Source: FastServe (Wu et al. 2023), section 4.1,
-    Algorithm 1, with its gaps F1 to F4 and F7 as `demote_levels`, `starve_s` and `artifact_order` say.
+    Costs: add, remove, end O(log n); observe O(batch), O(1) while the same jobs run; top O(k) and rank O(n log n), with
+    O(m log m) for the m jobs that move at that moment. Source: FastServe (Wu et al. 2023), section 4.1, Algorithm 1;
+    `demote_levels`, `starve_s` and `artifact_order` fill its gaps F1 to F4 and F7.
     """
 
     def __init__(
@@ -88,10 +88,10 @@ class SkipJoinMlfq:
         self._ran: object = None
         self._foreseen = _NOTHING_FORESEEN
 
-    # ---- queues: every live job has a place (level, serial), those that run too ---------------------
+    # ---- queues: every live job, running or not, has a place (level, serial) ------------------------
 
     def add(self, job: Job) -> None:
-        """Queue a new job at the level of its prefill; one that was preempted keeps its place."""
+        """Queue a new job at the level of its prefill; a preempted job keeps its place."""
         if job not in self._keys:
             self._join(job)
         self._queued.insert(job, self._keys[job])
@@ -109,14 +109,14 @@ class SkipJoinMlfq:
             self._first_move_s = min(self._first_move_s, self._starves_s(job))
 
     def remove(self, job: Job) -> None:
-        """Take a job that no longer waits out of the queues; it keeps its place among those that run."""
+        """Remove a job that no longer waits from the queues; it keeps its place among the running ones."""
         self._queued.remove(job, self._keys[job])
         self._waits.remove(job)
 
     def end(self, job: Job) -> None:
         """Forget a job."""
         self._foreseen = _NOTHING_FORESEEN
-        self._ran = None  # it may name the job
+        self._ran = None  # the set may contain the job
         self._jobs_at[self.level_of(job)] -= 1
         for known in (self._keys, self._left_s, self._ends_s, self._idle_since_s):
             known.pop(job, None)
@@ -134,7 +134,7 @@ class SkipJoinMlfq:
         return self._sorted([*moved, *staying], moves)[:k]
 
     def rank(self, jobs: Sequence[Job], now_s: float) -> Sequence[Job]:
-        """`jobs` by level and place."""
+        """Sort `jobs` by level and place."""
         return self._sorted(jobs, self._moves(now_s))
 
     def _sorted(self, jobs: Sequence[Job], moves: dict[Job, _Move]) -> list[Job]:
@@ -148,38 +148,38 @@ class SkipJoinMlfq:
     # ---- quanta ------------------------------------------------------------------------------------
 
     def level_quantum_s(self, level: int) -> float:
-        """Seconds a job may run at a level."""
+        """Seconds that a job may run at a level."""
         first_s = self.quantum_s or max(self.least_quantum_s, self._cost.prefill_s(1))
         return first_s * self.ratio ** (level - 1)
 
     def quantum_ends_s(self, job: Job) -> float:
-        """When a job that runs will have used up its quantum."""
+        """When a running job will have used up its quantum."""
         return self._ends_s[job]
 
     def level_of(self, job: Job) -> int:
-        """The level a live job was last put in."""
+        """The level in which a live job was last put."""
         level: int = self._keys[job][0]
         return level
 
     def _covering(self, iteration_s: float, highest: int = 1) -> tuple[int, float]:
-        """The first level, from `highest` on, whose quantum is `iteration_s` or more, and its quantum."""
+        """The first level, from `highest` on, whose quantum is at least `iteration_s`, and that quantum."""
         level, quantum_s = highest, self.level_quantum_s(highest)
         while quantum_s < iteration_s:
             level, quantum_s = level + 1, quantum_s * self.ratio
         return level, quantum_s
 
     def _next_iteration_s(self, job: Job) -> float:
-        """Seconds a job's next iteration takes alone: what is left of its prefill, or one token."""
+        """Seconds of a job's next iteration alone: the rest of its prefill, or one token."""
         return self._cost.prefill_s(max(1, job.num_tokens - job.num_computed_tokens))
 
     # ---- moves between levels ----------------------------------------------------------------------
 
     def _starves_s(self, job: Job) -> float:
-        """When an idle job has waited long enough to be promoted."""
+        """When an idle job has waited long enough for a promotion."""
         return self._idle_since_s[job] + self.starve_s
 
     def _moves(self, now_s: float) -> dict[Job, _Move]:
-        """What `_due` says; a plan asks several times at one instant, so the answer is kept until something changes."""
+        """The moves of `_due`, cached until something changes, since a plan asks several times at one instant."""
         if now_s < self._first_move_s:
             return {}
         if now_s != self._foreseen[0]:
@@ -187,10 +187,10 @@ class SkipJoinMlfq:
         return self._foreseen[1]
 
     def _due(self, now_s: float) -> dict[Job, _Move]:
-        """Where the jobs go that have used up their quantum or starved by now; nothing is changed by asking.
+        """Where the jobs move that have used up their quantum or starved by now; changes nothing.
 
-        The same rule before a step is planned and when its outcome is learned. A job that got more of its prefill
-        in between may join a higher level than foreseen; one that got nothing joins the very same.
+        The same rule applies before a step is planned and when its outcome is learned. A job that computed more of its
+        prefill in between may join a higher level than foreseen; one that got nothing joins the same level.
         """
         moves = self._demotions(now_s)
         moves.update(self._promotions(now_s, len(moves)))
@@ -198,7 +198,7 @@ class SkipJoinMlfq:
 
     def _demotions(self, now_s: float) -> dict[Job, _Move]:
         moves: dict[Job, _Move] = {}
-        # Many that decode sink at once, each for the same iteration: where to is worked out once a level.
+        # Many decodes sink at once, each for the same iteration, so the destination is computed once a level.
         of_one_token: dict[int, tuple[int, float]] = {}
         for job, ends_s in self._ends_s.items():
             if now_s > ends_s:
@@ -214,7 +214,7 @@ class SkipJoinMlfq:
 
     def _promotions(self, now_s: float, num_before: int) -> dict[Job, _Move]:
         moves: dict[Job, _Move] = {}
-        # In the order they became idle, but for arrivals that were told late.
+        # In the order in which they became idle, except for arrivals that were reported late.
         for job in self._idle_since_s:
             if now_s < self._starves_s(job):
                 break
@@ -223,14 +223,14 @@ class SkipJoinMlfq:
         return moves
 
     def _place(self, level: int, number: int) -> Key:
-        """A place at an end of a queue, behind the `number` places given at the same moment."""
+        """A place at the end of a queue, behind the `number` places given at the same moment."""
         serial = self._serials + number + 1
         return (level, -serial if self.artifact_order else serial)
 
     def observe(self, outcome: StepOutcome) -> None:
         """The last step is over: move jobs between levels, and note which run now."""
         now_s, running = outcome.now_s, outcome.tokens
-        # Not what was foreseen: jobs have progressed since.
+        # Discard the cached moves, since jobs have progressed.
         moves = {} if now_s < self._first_move_s else self._due(now_s)
         self._foreseen = _NOTHING_FORESEEN
         for job, move in moves.items():
@@ -259,7 +259,7 @@ class SkipJoinMlfq:
             del self._idle_since_s[job]
 
     def _stop(self, jobs: Sequence[Job], now_s: float) -> None:
-        """Jobs that ran in the last step and do not run in this one keep what is left of their quantum."""
+        """Jobs that ran in the last step and not in this one keep the rest of their quantum."""
         for job in jobs:
             self._left_s[job] = self._ends_s.pop(job) - now_s
             if self.level_of(job) > 1:
@@ -276,21 +276,21 @@ class SkipJoinMlfq:
         return min(starves_s, min(self._ends_s.values(), default=inf))
 
     def next_change_s(self, view: StepView) -> float:
-        """Until a quantum ends or a job starves."""
+        """When a quantum ends or a job starves."""
         return nextafter(self._first_move_s, -inf) if self._first_move_s < inf else inf
 
-    # ---- foresight ---------------------------------------------------------------------------------
+    # ---- forecast ----------------------------------------------------------------------------------
 
     def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
-        """Seconds until each job is expected to be served next: ENST.
+        """Expected seconds until each job is served next (ENST).
 
-        min(until it starves, until all jobs of higher levels have sunk to its own, `width` of them at a time).
-        Within a level all are equal; their order is by `rank`. O(jobs + levels). Source: FastServe section 4.2
-        (spec 4.6), divided by the batch width as in its later versions.
+        min(time until it starves, time until all jobs of higher levels have sunk to its own, `width` of them at a
+        time). Jobs within a level are equal; `rank` orders them. O(jobs + levels). Source: FastServe section 4.2 (spec
+        4.6), divided by the batch width as in its later versions.
         """
         levels = range(1, max(self._jobs_at, default=0) + 1)
-        # Level i waits for each job above it to use up the quanta of the levels between: sum of q_k x N_k, k < i,
-        # with N_k the jobs at level k or above.
+        # Level i waits for each job above it to use up the quanta of the levels between: sum of q_k x N_k, k < i, with
+        # N_k the jobs at level k or above.
         above = accumulate(self._jobs_at[level] for level in levels)
         sinking_s = accumulate(
             (
@@ -303,17 +303,17 @@ class SkipJoinMlfq:
         keys, idle_since_s, starved_s = self._keys, self._idle_since_s, self.starve_s - now_s
         sinking = [until_s[keys[job][0]] for job in jobs]
         starving = [starved_s + idle_since_s.get(job, now_s) for job in jobs]
-        # min and max written out: called once a job they would be most of the work.
+        # min and max are inlined: as calls they would be most of the work.
         return [
             sinks_s if sinks_s <= starves_s else starves_s if starves_s > 0 else 0.0
             for sinks_s, starves_s in zip(sinking, starving, strict=True)
         ]
 
     def num_at_first(self, levels: int) -> int:
-        """Live jobs at the first so many levels."""
+        """Live jobs at the first `levels` levels."""
         return sum(self._jobs_at[level] for level in range(1, levels + 1))
 
 
 def _in_flight(job: Job) -> bool:
-    """Whether the step that computes a job is still under way, though others have been started since."""
+    """Whether a job's step is still in flight, though later steps have started."""
     return job.state is JobState.RESIDENT and job.awaiting_output

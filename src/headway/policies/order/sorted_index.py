@@ -1,4 +1,4 @@
-"""A list kept in key order: the index under every order whose keys do not drift."""
+"""A list kept in key order: the index of every order whose keys do not drift."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _Entry = tuple[Any, ...]
 """A key followed by its job: sorts as the key does, since keys are unique."""
 
 _BLOCK = 512
-"""Entries a block holds before it is split: short enough to move cheaply, long enough to be few."""
+"""Entries in a block before it is split: short enough to move cheaply, long enough to be few."""
 
 
 class SortedIndex:
     """Jobs in ascending key order. Keys must be unique, so they end in (arrival, id) or a serial number.
 
-    Blocks of at most _BLOCK sorted entries. The caller keeps each job's key. insert, remove, holds: O(log n) compares
-    and one memmove within a block; position and slice O(n / _BLOCK) to find the place, then O(k).
+    Holds blocks of at most _BLOCK sorted entries. The caller keeps each job's key. insert, remove, holds: O(log n)
+    compares and one memmove within a block; position and slice O(n / _BLOCK) to find the place, then O(k).
     """
 
     def __init__(self) -> None:
@@ -32,11 +32,11 @@ class SortedIndex:
         return self._count
 
     def __iter__(self) -> Iterator[Job]:
-        """Every job in order, as it is asked for; the index must not change meanwhile."""
+        """Iterate lazily over every job in order; the index must not change meanwhile."""
         return (entry[-1] for block in self._blocks for entry in block)
 
     def insert(self, job: Job, key: Key) -> None:
-        """Put a job in its place."""
+        """Insert a job at its place."""
         entry = (*key, job)
         self._count += 1
         if not self._blocks:
@@ -53,7 +53,7 @@ class SortedIndex:
             self._split(number)
 
     def remove(self, job: Job, key: Key) -> None:
-        """Take out a job that is in, under the key it was inserted with."""
+        """Remove an indexed job, given the key of its insertion."""
         number = self._block_of(key)
         block = self._blocks[number]
         at = bisect_left(block, key)
@@ -67,7 +67,7 @@ class SortedIndex:
             self._firsts[number] = block[0]
 
     def holds(self, job: Job, key: Key) -> bool:
-        """Whether a job is in under this key."""
+        """Whether a job is indexed under this key."""
         if not self._blocks:
             return False
         block = self._blocks[self._block_of(key)]
@@ -82,7 +82,7 @@ class SortedIndex:
         return sum(map(len, self._blocks[:number])) + bisect_left(self._blocks[number], key)
 
     def at(self, position: int) -> Job:
-        """The job at one position; IndexError beyond the end."""
+        """The job at a position; IndexError beyond the end."""
         return self.slice(position, position + 1)[0]
 
     def slice(self, start: int, stop: int) -> list[Job]:
@@ -98,7 +98,7 @@ class SortedIndex:
         return jobs
 
     def between(self, first: Key, last: Key, most: int) -> list[Job]:
-        """The jobs from the key `first` on and before `last`, at most so many, in order. O(log n + k)."""
+        """At most `most` jobs with keys from `first` on and before `last`, in order. O(log n + k)."""
         jobs: list[Job] = []
         for block in self._blocks[self._block_of(first) :]:
             start = 0 if jobs else bisect_left(block, first)
@@ -123,19 +123,19 @@ class SortedIndex:
 
 
 class KeyedIndex(SortedIndex):
-    """A `SortedIndex` that keeps the key of each job in it."""
+    """A `SortedIndex` that keeps the key of each of its jobs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.keys: dict[Job, Key] = {}
 
     def put(self, job: Job, key: Key) -> None:
-        """Put a job in its place."""
+        """Insert a job at its place, or move it there."""
         self.keys[job] = key
         self.insert(job, key)
 
     def discard(self, job: Job) -> bool:
-        """Take out a job if it is in; whether it was."""
+        """Remove a job if it is indexed; return whether it was."""
         key = self.keys.pop(job, None)
         if key is None:
             return False

@@ -1,4 +1,4 @@
-"""Service that is shared between tenants."""
+"""Shares service between tenants."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from headway.core.job import Job
 from headway.policies.order.sorted_index import Key, SortedIndex
 
 QUANTUM_S = 1.0
-"""Seconds of service by which tenants may differ before the turn changes: else they would change places at every token,
-and all be slowed down."""
+"""Seconds of service by which tenants may differ before the turn changes. Without it they would change places at
+every token, and all be slowed down.
+"""
 
 _Turn = tuple[int, Key, Job, Iterator[Job]]
-"""Quanta that a job's tenant has had, the job's key, which no other has, the job, and those behind it."""
+"""Quanta that a job's tenant has had, the job's unique key, the job, and the jobs behind it."""
 
 
 class TenantShares:
-    """Seconds of service that each tenant with live jobs has had, and whose turn it is: the least served first.
+    """Seconds of service of each tenant with live jobs, and whose turn it is: the least served first.
 
-    A tenant that comes back is taken to have had as much as the least served of those present: being away saves
-    nothing up, and one that has had more does not lose that by a moment's absence. So of two tenants that both have
-    jobs waiting, none falls behind the other by more than QUANTUM_S and the service of one batch that has been chosen
-    and not yet counted, however many and short the other's requests are: of n such tenants each gets an n-th of the
-    engine. Memory: tenants with live jobs, and those that would be ahead of them if they came back. Source: the virtual
-    token counter of Sheng et al. (OSDI 2024, Fairness in serving large language models, algorithm 2), in seconds of
-    work in place of weighted tokens.
+    A returning tenant counts as having had as much as the least served tenant present: absence saves nothing up, and a
+    tenant that had more does not lose that by a moment's absence. So of two tenants that both have jobs waiting, none
+    falls behind the other by more than QUANTUM_S and the service of one chosen, uncounted batch, however many and short
+    the other's requests are: of n such tenants each gets an n-th of the engine. Memory: tenants with live jobs, and
+    those that would be ahead of them on return. Source: the virtual token counter of Sheng et al. (OSDI 2024, Fairness
+    in serving large language models, algorithm 2), with seconds of work in place of weighted tokens.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class TenantShares:
 
     @property
     def several(self) -> bool:
-        """Whether there is anything to share: jobs of more than one tenant."""
+        """Whether jobs of more than one tenant are live, so that there is something to share."""
         return len(self._live) > 1
 
     def present(self, tenant: str) -> bool:
@@ -45,7 +45,7 @@ class TenantShares:
         return tenant in self._live
 
     def come(self, tenant: str) -> None:
-        """One more job of a tenant lives."""
+        """A job of a tenant arrived."""
         if tenant not in self._live:
             least_s = self._least_s()
             if tenant not in self._served_s:
@@ -61,22 +61,22 @@ class TenantShares:
             self._least_s()
 
     def serve(self, tenant: str, seconds: float) -> bool:
-        """A tenant with live jobs was served; returns whether it has had another quantum by that."""
+        """Count service of a tenant with live jobs; return whether it completed another quantum."""
         before = self.quantum(tenant)
         self._served_s[tenant] += seconds
         return self.quantum(tenant) > before
 
     def quantum(self, tenant: str) -> int:
-        """How many whole quanta a tenant with live jobs has had."""
+        """Whole quanta that a tenant with live jobs has had."""
         return int(self._served_s[tenant] // QUANTUM_S)
 
     def leads_s(self, tenants: Iterable[str]) -> dict[str, float]:
-        """The quanta that each has had more than the least served, in seconds. O(asked)."""
+        """Seconds, in whole quanta, that each tenant has had more than the least served. O(tenants asked for)."""
         least = self._least_s() // QUANTUM_S
         return {tenant: (self.quantum(tenant) - least) * QUANTUM_S for tenant in tenants}
 
     def _least_s(self) -> float:
-        """What the least served of those present has had; forgets those away that have not had more. O(1), amortized.
+        """Service of the least served tenant present; drops absent tenants that are not ahead of it. O(1), amortized.
 
         Every known tenant has an entry, which may be out of date: no tenant has ever had less than it says.
         """
@@ -99,10 +99,10 @@ class TenantShares:
         key: Callable[[Job], Key],
         work_s: Callable[[Job], float],
     ) -> Iterator[Job]:
-        """The jobs of all queues, each in its order, the tenants in turn as if each job were served when it is named.
+        """Yield the jobs of all queues, each in its order, with tenants in turn as if each yielded job were served.
 
-        Each queue is of one tenant and not empty, and they come by the turn of their first jobs: by quanta that the
-        tenant has had, then by `key`. O(log n) for the n-th job, however many queues there are.
+        Each queue belongs to one tenant and is not empty. The queues come by the turn of their first jobs: by the
+        tenant's quanta, then by `key`. O(log n) for the n-th job, however many queues there are.
         """
         served_s: dict[str, float] = {}
 
@@ -131,11 +131,11 @@ class TenantShares:
 
 
 class TenantQueues:
-    """An index like `SortedIndex`, whose slices begin with the tenant that has had least (`TenantShares.in_turn`).
+    """An index like `SortedIndex`, whose slices begin with the least served tenant (`TenantShares.in_turn`).
 
-    Costs: of insert and remove those of `SortedIndex`, twice where a tenant's first job changes; of a slice O(stop log
-    stop), whatever the number of tenants, and O(stop) where one tenant's jobs wait. `key` and `work_s` are asked of
-    jobs that are in.
+    Costs: of insert and remove those of `SortedIndex`, twice if a tenant's first job changes; of a slice O(stop log
+    stop), whatever the number of tenants, and O(stop) if one tenant's jobs wait. `key` and `work_s` are called for
+    indexed jobs.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class TenantQueues:
         self._placed: dict[str, tuple[Job, Key]] = {}
 
     def insert(self, job: Job, key: Key) -> None:
-        """Put a job in its place."""
+        """Insert a job at its place."""
         queue = self._queues.get(job.tenant)
         if queue is None:
             queue = self._queues[job.tenant] = SortedIndex()
@@ -158,18 +158,18 @@ class TenantQueues:
             self.place(job.tenant)
 
     def remove(self, job: Job, key: Key) -> None:
-        """Take out a job that is in, under the key it was inserted with."""
+        """Remove an indexed job, given the key of its insertion."""
         self._queues[job.tenant].remove(job, key)
         if self._placed[job.tenant][0] is job:
             self.place(job.tenant)
 
     def holds(self, job: Job, key: Key) -> bool:
-        """Whether a job is in under this key."""
+        """Whether a job is indexed under this key."""
         queue = self._queues.get(job.tenant)
         return queue is not None and queue.holds(job, key)
 
     def place(self, tenant: str) -> None:
-        """Put a tenant in its turn: its first job is another, or it has had another quantum of service."""
+        """Update a tenant's turn: its first job changed, or it has had another quantum of service."""
         if tenant in self._placed:
             self._heads.remove(*self._placed.pop(tenant))
         queue = self._queues.get(tenant)
@@ -182,7 +182,7 @@ class TenantQueues:
             self._queues.pop(tenant, None)
 
     def slice(self, start: int, stop: int) -> list[Job]:
-        """Jobs `start` to `stop` in turn, as if each were served when it is named."""
+        """Jobs `start` to `stop` in turn, as if each were served when it is listed."""
         if len(self._queues) == 1:
             return next(iter(self._queues.values())).slice(start, stop)
         queues = (self._queues[head.tenant] for head in self._heads)

@@ -22,17 +22,17 @@ NO_TARGET = inf
 _NEWEST_SHARE = 0.1
 """Weight of the newest step in the running mean of step times."""
 _MOST_TIMES = 100.0
-"""The mean that a step counts with at most: what takes longer is an engine that was paused, or stood still."""
+"""Most times the mean with which a step counts; longer steps are those of a paused or stalled engine."""
 
 
 class LatestStart:
-    """The instant after which a job, served in every step from then on, misses a target.
+    """The moment after which a job, served in every step from then on, misses a target.
 
-    Before the first token: the time it is due, less the prefill still to compute (at least a step), the load of what a
-    connector's store holds of it, and the step that is under way meanwhile (asynchronous scheduling). After it, with a
-    target between tokens: until when it can catch up with its pace by the expected end of its answer. With a deadline:
-    that, less all that is still to do, as long as `RemainingWork` expects. The earliest counts. TOO_LATE if a target is
-    missed already, NO_TARGET without one that is still open. O(1).
+    Before the first token: its due time, less the remaining prefill (at least a step), the load of what a connector's
+    store holds, and the step that is in flight meanwhile (asynchronous scheduling). After it, with a target between
+    tokens: as long as the job can catch up with its pace by the expected end of its answer. With a deadline: the
+    deadline, less all remaining work as `RemainingWork` expects it. The earliest counts. TOO_LATE if a target is missed
+    already, NO_TARGET without an open one. O(1).
     """
 
     def __init__(self, work: RemainingWork, cost: CostModel | None = None) -> None:
@@ -45,16 +45,16 @@ class LatestStart:
 
     @property
     def step_s(self) -> float:
-        """What a step takes of late; before any was seen, one of a single token."""
+        """Recent seconds of a step; before any was seen, those of a single token."""
         return self._step_s or self._cost.prefill_s(1) or ASSUMED_STEP_S
 
     @property
     def token_s(self) -> float:
-        """What a token of an answer takes of late: a step, or less of one where drafts are right."""
+        """Recent seconds of an answer's token: a step, or less if drafts are accepted."""
         return self.step_s / self._decoded_tokens
 
     def of(self, job: Job) -> float:
-        """A job's latest start, as things are now."""
+        """A job's latest start, as of now."""
         slo = job.slo
         if not slo:
             return NO_TARGET
@@ -63,7 +63,7 @@ class LatestStart:
         latest_s = NO_TARGET
         prompt_s, load_s = self._work.prompt_s(job), self._work.load_s(job)
         if slo.ttft_s is not None and not job.num_output_tokens:
-            # The step under way comes to its end first: `_step_s` is 0 until steps have been seen.
+            # The step in flight ends first: `_step_s` is 0 until steps have been seen.
             begins_s = max(prompt_s, self.step_s) + load_s
             latest_s = job.arrival_s + slo.ttft_s - begins_s - self._step_s
         between_tokens = slo.tbt_s is not None and job.first_token_s is not None
@@ -81,7 +81,7 @@ class LatestStart:
         return latest_s
 
     def observe(self, outcome: StepOutcome) -> float:
-        """Learn what steps take; returns the seconds since the step before, 0 if nothing of it goes on."""
+        """Learn step times; return the seconds since the step before, 0 if none of its jobs continues."""
         self._decoded_tokens = outcome.decoded_tokens
         began_s, ran = self._last_s, self._ran
         self._last_s, self._ran = outcome.now_s, outcome.tokens
@@ -96,19 +96,19 @@ class LatestStart:
         return step_s
 
     def forget(self, job: Job) -> None:
-        """Keep nothing of a job that is gone."""
+        """Forget a job that is gone."""
         if job in self._ran:
             self._ran = [one for one in self._ran if one is not job]
 
 
 def _missed_first_token(job: Job) -> bool:
-    """Whether a job's first token came after its target; not while there is no token, or no target."""
+    """Whether a job's first token came after its target; False without a token or a target."""
     slo, first_s = job.slo, job.first_token_s
     return slo.ttft_s is not None and first_s is not None and first_s > job.arrival_s + slo.ttft_s
 
 
 class Candidate(NamedTuple):
-    """A job due at `due_s`, which takes `service_s` of the one server that all share, and costs `cost_s` in all."""
+    """A job due at `due_s` that takes `service_s` of the one shared server and costs `cost_s` in all."""
 
     due_s: float
     arrival_s: float
@@ -119,13 +119,13 @@ class Candidate(NamedTuple):
 
 
 def given_up(candidates: Sequence[Candidate], now_s: float) -> set[Job]:
-    """The jobs to give up so that all others are served in time, one after another by due time.
+    """The jobs to give up so that all others, served in turn by due time, are in time.
 
-    `candidates` come by due time. Where one would be late, the one that costs most among it and those kept before it
-    is given up, the last of equals, if that lets it be in time; else it is given up itself. If costs are services this
-    is Moore and Hodgson's rule, and no rule has more of them in time; with costs of their own it gives up the jobs that
-    free most for those that come later. O(n log n); O(n) where all can be in time.
-    Source: Moore 1968, An n job, one machine sequencing algorithm for minimizing the number of late jobs.
+    `candidates` come by due time. If one would be late, the most expensive among it and those kept before it is given
+    up (the last of equals), if that lets it be in time; else it is given up itself. If costs equal services this is the
+    rule of Moore and Hodgson, and no rule has more jobs in time; with separate costs it gives up the jobs that free
+    most for later ones. O(n log n); O(n) if all can be in time. Source: Moore 1968, An n job, one machine sequencing
+    algorithm for minimizing the number of late jobs.
     """
     if _all_in_time(candidates, now_s):
         return set()
@@ -154,23 +154,23 @@ def _all_in_time(candidates: Iterable[Candidate], free_s: float) -> bool:
 
 
 def _makes_way(costliest: Candidate, newcomer: Candidate, free_s: float) -> bool:
-    """Whether giving one up that costs more lets the newcomer be in time."""
+    """Whether giving up a more expensive job lets the newcomer be in time."""
     in_time = free_s - costliest.service_s + newcomer.service_s <= newcomer.due_s
     return in_time and costliest.cost_s > newcomer.cost_s
 
 
 _PROMPT_SHARE = 0.5
-"""Of the engine's time, in which prompts are computed; in the rest it decodes."""
+"""Share of the engine's time for prompts; the rest is for decodes."""
 _RENEWED_A_STEP = 8
-"""Jobs that wait with a deadline whose latest start is taken anew beside a step: some fifty microseconds."""
+"""Waiting jobs with a deadline whose latest start is updated beside a step: some fifty microseconds."""
 
 
 class Timetable:
-    """Latest starts (`LatestStart`) of live jobs that have a target, as last taken, and which of them can be in time.
+    """Latest starts (`LatestStart`) of live jobs with a target, as last computed, and which of them can be in time.
 
-    A job between tokens may still catch up with its pace until its latest start: each token that it has brought since
-    that was taken leaves one less to come, so it may go on a step later. True while any job has a target. Costs: an
-    insertion for each job that waits and has a target, whenever its latest start is taken anew.
+    A job between tokens may catch up with its pace until its latest start. Each token since the last computation leaves
+    one less to come, so the job may continue a step later. Truthy while any job has a target. Costs: an insertion for
+    each waiting job with a target, whenever its latest start is computed.
     """
 
     def __init__(self, work: RemainingWork, cost: CostModel | None) -> None:
@@ -213,7 +213,7 @@ class Timetable:
             del self._latest_s[job], self._tokens_then[job], self._candidates[job]
 
     def renew(self, jobs: Iterable[Job]) -> None:
-        """Take latest starts anew, of those of these jobs that have a target."""
+        """Recompute the latest starts of those of these jobs that have a target."""
         for job in jobs:
             if job not in self._latest_s:
                 continue
@@ -225,11 +225,11 @@ class Timetable:
                 self._time(job)
 
     def _time(self, job: Job) -> None:
-        """Note a job's latest start, and when its prompt is due; a job that decodes is due when it has to go on."""
+        """Note a job's latest start, and when its prompt is due; a decode is due when it has to continue."""
         self._latest_s[job] = latest_s = self._latest.of(job)
         self._tokens_then[job] = job.num_output_tokens
         prefill_s = 0.0 if job.num_output_tokens else self._work.prompt_s(job)
-        # A load goes beside the steps: it is no service of the engine, which others would wait for.
+        # A load runs beside the steps: it takes no engine time from others.
         load_s = 0.0 if job.num_output_tokens else self._work.load_s(job)
         due_s = latest_s + prefill_s + load_s
         service_s = prefill_s / _PROMPT_SHARE
@@ -239,19 +239,19 @@ class Timetable:
         return (self._latest_s[job], job.arrival_s, job.id)
 
     def observe(self, outcome: StepOutcome) -> float:
-        """Learn from a step how long they take; returns the seconds, 0 if not known."""
+        """Learn step times; return the seconds of the step, 0 if unknown."""
         return self._latest.observe(outcome)
 
     def renew_after(self, outcome: StepOutcome) -> None:
-        """Take anew what a step changed.
+        """Recompute the latest starts that a step changed.
 
-        A prompt that has begun may start its rest later than it had to start all of it. Of those that wait with a
-        deadline, what they need changes with steps and lengths, so the next eight are taken in turn; what a first token
-        needs changes by a step's time alone.
+        A prompt in progress may start its rest later than it had to start as a whole. For waiting jobs with a deadline
+        the need changes with steps and lengths, so eight of them are updated in turn; the need of a first token changes
+        by a step's time alone.
         """
         if not self._latest_s:
             return
-        if outcome.num_tokens > len(outcome.tokens):  # else no job has more than the token of a decode
+        if outcome.num_tokens > len(outcome.tokens):  # otherwise each job has only the token of a decode
             granted = outcome.tokens.items()
             self.renew([job for job, tokens in granted if tokens > 1 and not is_decode(job, tokens)])
         if self._deadlines:
@@ -268,19 +268,19 @@ class Timetable:
         return job in self._waiting
 
     def latest_start_s(self, job: Job) -> float:
-        """Until when a job may be left alone, a resident as of now; inf without any target, -inf if one is missed."""
+        """How long a job may be left alone, a resident as of now; inf without any target, -inf if one is missed."""
         if job in self._waiting:
             return self._latest_s.get(job, inf)
         return self._latest.of(job)
 
     def candidates(self, jobs: Iterable[Job]) -> list[Candidate]:
-        """What has to be known of these to weigh them against each other, as last taken; each has a target."""
+        """These jobs with the facts to weigh them against each other, as last computed; each has a target."""
         return [self._candidates[job] for job in jobs]
 
     def in_time(self, jobs: Sequence[Job], now_s: float) -> list[Job]:
-        """The jobs that have a target and can still meet all they have. O(jobs), without calls."""
+        """The jobs that have a target and can still meet all of their targets. O(jobs), without calls."""
         latest_s, tokens_then, token_s = self._latest_s.get, self._tokens_then, self._latest.token_s
-        # Most residents of some loads have met all they had to: inf, as without a target.
+        # Most residents of some loads have met all of their targets already: inf, as without a target.
         return [
             job
             for job in jobs
@@ -289,7 +289,9 @@ class Timetable:
         ]
 
     def that_can_wait(self, jobs: Iterable[Job], now_s: float) -> dict[Job, float]:
-        """The jobs that may be left alone for CAN_WAIT_S, by latest start as last taken. O(1) while none could be."""
+        """The jobs that may be left alone for CAN_WAIT_S, by latest start as last computed. O(1) if there can be
+        none.
+        """
         if not self._patient:
             return {}
         latest_s, from_s = self._latest_s, now_s + CAN_WAIT_S
@@ -298,15 +300,15 @@ class Timetable:
         return {job: start_s for start_s, _, job in sorted(found, key=itemgetter(0, 1))}
 
     def waiting_in_time(self, most: int, now_s: float) -> list[Job]:
-        """The first by latest start of those that wait, can be in time and cannot wait long, at most so many."""
+        """The first waiting jobs by latest start that can be in time and cannot wait long, at most `most`."""
         return self._queue.between((now_s,), (now_s + CAN_WAIT_S,), most)
 
     def num_waiting_that_can(self, now_s: float) -> int:
-        """How many wait and can: their latest start is CAN_WAIT_S away. O(log n)."""
+        """How many waiting jobs have a latest start CAN_WAIT_S away. O(log n)."""
         return (
             self._queue.position((inf,)) - self._queue.position((now_s + CAN_WAIT_S,)) if self._patient else 0
         )
 
     def waiting_that_can(self, most: int, now_s: float) -> list[Job]:
-        """The first by latest start of those that wait and can, at most so many."""
+        """The first waiting jobs by latest start that can wait, at most `most`."""
         return self._queue.between((now_s + CAN_WAIT_S,), (inf,), most)

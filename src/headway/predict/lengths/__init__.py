@@ -1,1 +1,1 @@
-"""How long answers will be."""
+"""Predicts the lengths of answers."""

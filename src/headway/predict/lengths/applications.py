@@ -1,4 +1,4 @@
-"""What the answers of one application have been like."""
+"""Statistics of the answers of one application."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from headway.predict.lengths.features import LengthFeatures
 from headway.predict.lengths.ridge import LastErrors, OnlineRidge, Vector, weighted_quantiles
 
 LINE = 4
-"""Inputs of an application's line: 1, log input tokens, log prompt tokens, how long answers were of late."""
+"""Inputs of an application's linear model: 1, log input tokens, log prompt tokens, recent length of answers."""
 _LINE_VARIANCES = np.array([1.0, 0.1, 0.1, 0.3])
 _LINE_MEMORY = 10_000
 _USUAL_LOG_TOKENS = 4.5
-"""The logarithm of an answer's tokens before any is known, 90 tokens, off by a factor of 7."""
+"""Log of an answer's tokens before any is known: 90 tokens, off by a factor of 7."""
 _FIRST_VARIANCE = 0.3
 _LEAST_VARIANCE = 0.003
 _FADING = 0.02
-"""Share of the newest answer in the running variance."""
+"""Weight of the newest answer in the running variance."""
 _LATELY = 0.25
-"""Share of the newest answer in how long answers were of late."""
+"""Weight of the newest answer in the recent length of answers."""
 _FARTHEST = 3.0
-"""Deviations at which a surprise ends."""
+"""Surprises are capped at this many deviations."""
 _MOST_LATELY = 2.0
 _TEXT_TRUST, _TEXT_DOUBT = 0.7, 2.0
-"""How much of what the text says is believed at first, and how many answers that outweighs."""
+"""Initial trust in what the text predicts, and how many answers outweigh that."""
 
 _NEAR = 0.3
-"""Difference of log prompt tokens at which an error counts a third of one at the same place."""
+"""Difference of log prompt tokens at which an error has a third of the weight of one at the same place."""
 _FAR_WEIGHT = 0.2
 _BORROWED, _BORROWED_WEIGHT = 20, 0.3
-"""With fewer errors of its own an application takes the quantiles of its parent's beside them."""
+"""With fewer errors than this, an application adds its parent's quantiles, with this weight."""
 _TAIL_STEP, _WIDEST_TAIL = 0.01, 0.4
 _WIDER = 2.0
-"""Answers' worth of share by which the ends move out: of few answers the ends are not seen."""
+"""Answers by which the ends of the interval are widened, since few answers do not show the ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lesson:
-    """An answer, and what was thought of it: logarithms of tokens, and what the text said, in deviations.
+    """An answer and its prediction: logarithms of tokens, and the text's contribution, in deviations.
 
-    `said` was predicted, None for nothing, `expected` is what that was made from, `line` what its input's length
-    alone says.
+    `said` was predicted (None: nothing), `expected` is the value it was made from, `line` the prediction from the
+    input's length alone.
     """
 
     features: LengthFeatures
@@ -60,12 +60,12 @@ class Lesson:
 
     @property
     def surprise(self) -> float:
-        """How far the answer was from the line, in deviations, 3 at most: so far off it is chance."""
+        """Distance of the answer from the line, in deviations, capped at 3: beyond that it is chance."""
         return min(max((log(self.output_tokens) - self.line) / self.deviation, -_FARTHEST), _FARTHEST)
 
 
 class Application:
-    """The line from input length to answer length, how far answers are from it, and the last errors.
+    """One application's line from input length to answer length, its deviation, and its last errors.
 
     Lengths are logarithms. A new application starts from the line of its parent: the tenant, or all requests.
     """
@@ -87,11 +87,11 @@ class Application:
 
     @property
     def deviation(self) -> float:
-        """How far answers are from the line, as a standard deviation of the logarithm."""
+        """Standard deviation of the logarithm of answers around the line."""
         return sqrt(max(self.variance, _LEAST_VARIANCE))
 
     def on_line(self, features: LengthFeatures) -> float:
-        """The logarithm of the answer's tokens by the length of the input alone."""
+        """Log of the answer's tokens, from the length of the input alone."""
         return self.line.predict(self._inputs(features))
 
     def observe(self, lesson: Lesson) -> None:
@@ -117,7 +117,7 @@ class Application:
 
 
 def _moved(tail: float, *, missed: bool) -> float:
-    """The share to leave beyond an end next time, so that in the long run one answer in ten is.
+    """The share to leave beyond an end next time, so that in the long run one answer in ten lies beyond.
 
     Source: Gibbs and Candes 2021, Adaptive conformal inference under distribution shift (arXiv 2106.00170).
     """
@@ -125,7 +125,7 @@ def _moved(tail: float, *, missed: bool) -> float:
 
 
 def text_trust(chain: Sequence[Application]) -> float:
-    """The factor for what the text says that would have served the last of the chain best so far."""
+    """The factor for the text's contribution that would have served the last of the chain best so far."""
     trust = _TEXT_TRUST
     for application in chain:
         trust = (application.text_gain + _TEXT_DOUBT * trust) / (application.text_power + _TEXT_DOUBT)
@@ -133,9 +133,10 @@ def text_trust(chain: Sequence[Application]) -> float:
 
 
 def quantiles(chain: Sequence[Application], log_prompt: float) -> Vector:
-    """Errors at the low end, in the middle and at the high end, (3,), by the last in the chain.
+    """Errors at the low end, in the middle and at the high end, (3,), of the last application in the chain.
 
-    Errors of prompts of like length count most. Source: Guan 2023, Localized conformal prediction (arXiv 2106.08460).
+    Errors of prompts of similar length count most. Source: Guan 2023, Localized conformal prediction (arXiv
+    2106.08460).
     """
     places, errors = chain[-1].errors.known
     weights = _FAR_WEIGHT + np.exp(np.abs(places - log_prompt) / -_NEAR)
@@ -155,10 +156,9 @@ MOST_APPLICATIONS = 1024
 
 
 class Applications:
-    """All requests together, each tenant, and each instruction of each: the last 1,024 that had an answer.
+    """All requests together, each tenant, and each of its instructions: the last 1,024 that had an answer.
 
-    Tenants and instructions are known by a digest, so that what is kept of them tells nothing of a prompt.
-    Memory: 3.5 kB each.
+    Tenants and instructions are stored as digests, so the data reveal nothing about a prompt. Memory: 3.5 kB each.
     """
 
     def __init__(self) -> None:
@@ -166,11 +166,13 @@ class Applications:
         self.by_key: dict[bytes, Application] = {}
 
     def chain(self, facts: RequestFacts) -> list[Application]:
-        """All requests, and those of the request that have had an answer, the widest first."""
+        """All requests, and those applications of the request that have had an answer, the widest first."""
         return [self.all, *(self.by_key[key] for key in _keys(facts) if key in self.by_key)]
 
     def answered(self, facts: RequestFacts) -> list[Application]:
-        """All requests and every application of the request, new ones made; those without an answer for longest go."""
+        """All requests and every application of the request, new ones created; the least recently answered are
+        dropped.
+        """
         chain = [self.all]
         for key in _keys(facts):
             own = self.by_key.pop(key, None) or Application(chain[-1])
@@ -182,7 +184,7 @@ class Applications:
 
 
 def _keys(facts: RequestFacts) -> list[bytes]:
-    """Of the tenant and of its instruction, where the request has them."""
+    """Keys of the tenant and of its instruction, if the request has them."""
     named = [(facts.tenant, "")] * bool(facts.tenant) + [(facts.tenant, facts.instruction)] * bool(
         facts.instruction
     )

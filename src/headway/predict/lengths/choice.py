@@ -1,4 +1,4 @@
-"""The length predictor by the name that a flag gives it."""
+"""The length predictor selected by a flag."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from headway.errors import ConfigError
 from headway.predict.lengths.predictor import LengthLearner
 
 DEFAULT_PREDICTOR = "learned"
-"""What predicts for policies that go by predictions, if nothing is said."""
+"""Default predictor for policies that use predictions."""
 NONE = "none"
-"""No predictor."""
+"""Name for no predictor."""
 REPLACED = ("learned", "hash", "minilm", "st")
-"""What names began with before there was one predictor for all: encoders of texts, with settings behind a colon."""
+"""Prefixes of older predictor names, which are refused: encoders of texts, with settings after a colon."""
 
 
 def check_length_predictor(spec: str) -> None:
-    """Raise ConfigError unless that is how one is written."""
+    """Raise ConfigError unless the text names a predictor."""
     if spec == DEFAULT_PREDICTOR:
         return
     if spec.partition(":")[0] in REPLACED:
@@ -26,6 +26,6 @@ def check_length_predictor(spec: str) -> None:
 
 
 def length_predictor(spec: str = DEFAULT_PREDICTOR) -> LengthLearner:
-    """An untaught predictor. Raises ConfigError as `check_length_predictor`."""
+    """Make a fresh predictor. Raises ConfigError as `check_length_predictor` does."""
     check_length_predictor(spec)
     return LengthLearner()

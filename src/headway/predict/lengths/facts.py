@@ -1,4 +1,4 @@
-"""What a server knows of a request when it predicts the length of its answer."""
+"""What a server knows about a request when it predicts the answer's length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headway.core.length_estimate import LengthEstimate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestFacts:
-    """What a server knows of a request when it comes; texts are empty where it has none.
+    """The facts about an arriving request; texts are empty if it has none.
 
     `instruction` is what many requests share (a system prompt, a common prefix), `user_input` the rest.
     """
@@ -27,14 +27,14 @@ class RequestFacts:
 
 
 class LengthPredictor(Protocol):
-    """Guesses the length of an answer when its request comes, and learns from answers that have finished."""
+    """Predicts the answer's length of an arriving request, and learns from finished answers."""
 
     def predict(self, facts: RequestFacts) -> LengthEstimate | None:
-        """How long the answer will probably be, in output tokens; None while too little is known."""
+        """The predicted length in output tokens; None while too little is known."""
         ...
 
     def observe(self, facts: RequestFacts, output_tokens: int) -> None:
-        """An answer has finished by itself, or at its limit; answers cut short otherwise teach nothing."""
+        """Learn from an answer that ended by itself or at its limit; other answers teach nothing."""
         ...
 
 
@@ -53,17 +53,17 @@ def pieces(text: str) -> list[str]:
 
 
 def spaced_pieces(text: str, most: int) -> list[str]:
-    """The first `most` pieces, each with the space before it: as many as there are make up the whole text."""
+    """The first `most` pieces, each with the space before it, so that all of them join to the whole text."""
     return [match[0] for match in islice(_SPACED.finditer(text), most)]
 
 
 def num_pieces(text: str) -> int:
-    """A tokenizer-free count of tokens: one for each word, CJK character or punctuation mark."""
+    """A token count without a tokenizer: one for each word, CJK character or punctuation mark."""
     return len(pieces(text))
 
 
 def middle_cut(text: str, max_chars: int) -> str:
-    """The text, or its first and last `max_chars` / 2 characters: what is asked for stands at an end."""
+    """The text, or its first and last `max_chars` / 2 characters, since the question stands at one end."""
     if len(text) <= max_chars:
         return text
     half = max_chars // 2
@@ -71,15 +71,15 @@ def middle_cut(text: str, max_chars: int) -> str:
 
 
 class SharedPrefix:
-    """Finds the longest beginning that at least `least_prompts` of the last `window` different prompts share.
+    """Finds the longest prefix that at least `least_prompts` of the last `window` different prompts share.
 
-    A prompt counts once however often it came, or one that is popular would be taken for an instruction as a
-    whole. A beginning of fewer than `least_pieces` pieces is chance ("What is the"), not an instruction. Only the
-    first `max_pieces` pieces are looked at, so a longer instruction is cut there. Words that many inputs begin with are
-    told from it by the end of a sentence or a line before them. The past of a conversation that comes back with every
-    turn goes with the instruction.
+    A repeated prompt counts once, or a popular one would be taken for an instruction as a whole. A prefix of fewer than
+    `least_pieces` pieces is chance ("What is the"), not an instruction. Only the first `max_pieces` pieces are
+    examined, so a longer instruction is cut there. The instruction ends at a sentence or line end, which separates it
+    from words with which many inputs begin. The history of a conversation, repeated with every turn, belongs to the
+    instruction.
 
-    O(max_pieces) a prompt. Memory: window x max_pieces hashes at most.
+    O(max_pieces) a prompt. Memory: at most window x max_pieces hashes.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SharedPrefix:
         self._sharing: Counter[int] = Counter()
 
     def split(self, text: str) -> tuple[str, str]:
-        """Instruction and user input of a prompt, together all of it; the prompt counts from now on.
+        """Split a prompt into instruction and user input; the prompt counts from now on.
 
         The instruction is empty while too few prompts share anything.
         """
@@ -105,7 +105,7 @@ class SharedPrefix:
     def facts(
         self, prompt: str, *, num_prompt_tokens: int, max_output_tokens: int, tenant: str = ""
     ) -> RequestFacts:
-        """What a server knows of a request with that prompt (empty if it has no text), to be asked once for each."""
+        """The facts of a request with that prompt (empty if it has no text); call once for each request."""
         instruction, user_input = self.split(prompt)
         return RequestFacts(
             num_prompt_tokens=num_prompt_tokens,
@@ -116,7 +116,7 @@ class SharedPrefix:
         )
 
     def _shared(self, prompt: Iterable[str], identity: int) -> int:
-        """Leading pieces that enough prompts share, this one among them."""
+        """Number of leading pieces that enough prompts share, including this one."""
         beginnings = self._prompts.pop(identity, None)
         if beginnings is None:
             beginnings = _beginnings(prompt)
@@ -124,7 +124,7 @@ class SharedPrefix:
             if len(self._prompts) >= self._window:
                 self._forget(next(iter(self._prompts)))
         self._prompts[identity] = beginnings
-        # Every longer beginning is shared by no more prompts than a shorter one.
+        # A longer prefix is shared by at most as many prompts as a shorter one.
         shared = 0
         for beginning in beginnings:
             if self._sharing[beginning] < self._least_prompts:
@@ -133,7 +133,7 @@ class SharedPrefix:
         return shared if shared >= self._least_pieces else 0
 
     def _whole_sentences(self, prompt: Sequence[str], shared: int) -> int:
-        """As many of the shared pieces as end a sentence or a line; all of them where none does."""
+        """The shared pieces up to the last end of a sentence or line; all of them if there is none."""
         for end in range(shared, self._least_pieces - 1, -1):
             if prompt[end - 1].lstrip() in _SENTENCE_ENDS or "\n" in "".join(prompt[end : end + 1]):
                 return end

@@ -13,24 +13,24 @@ from headway.predict.lengths.facts import CJK, RequestFacts, middle_cut
 from headway.predict.lengths.ridge import Vector
 
 READ_CHARS = 1024
-"""Of a longer input the first and the last half of so many characters are read, which bounds the cost."""
+"""Of a longer input the first and last half of this many characters are read, which bounds the cost."""
 HASHED = 256
-"""Places that words are hashed to."""
+"""Number of buckets for hashed words."""
 PLAIN = 7
-"""Numbers of a text that are no words."""
+"""Features of a text besides its words."""
 FEATURES = PLAIN + HASHED
 _CJK = re.compile(f"[{CJK}]")
 _MARKS = bytes(code for code in range(33, 127) if not chr(code).isalnum())
 _WORDS = bytes(32 if code < 33 or code in _MARKS else code for code in range(256)).lower()
-"""Byte -> what it becomes before words are told apart: marks separate them, and case says nothing."""
+"""Byte table that prepares a text for splitting into words: marks become separators, upper case becomes lower case."""
 _FIRST, _LAST = 1, 2
-"""Seeds that make the first and the last word other words than they are elsewhere."""
+"""Hash seeds that distinguish the first and the last word from the same words elsewhere."""
 _MIX = np.uint32(2654435761)  # 2^32 / golden ratio: neighbouring values land far apart
 
 
 @dataclass(frozen=True, slots=True)
 class LengthFeatures:
-    """Logarithms of the input's and the whole prompt's tokens, and what its text says, (FEATURES,)."""
+    """Logarithms of the input's and the whole prompt's tokens, and the features of the text, (FEATURES,)."""
 
     log_input: float
     log_prompt: float
@@ -38,10 +38,10 @@ class LengthFeatures:
 
 
 def length_features(facts: RequestFacts) -> LengthFeatures:
-    """What the predictor goes by; the same for the same request in every process.
+    """The predictor's inputs; equal for equal requests in every process.
 
-    Of the instruction only its length counts, as what is left of the prompt: what it asks for is learned from the
-    answers that it got. O(length), at most READ_CHARS characters.
+    Of the instruction only the length counts, as the rest of the prompt: its meaning is learned from the answers that
+    it got. O(length), at most READ_CHARS characters.
     """
     log_prompt = log(max(1, facts.num_prompt_tokens))
     numbers = np.zeros(FEATURES)
@@ -66,7 +66,7 @@ def length_features(facts: RequestFacts) -> LengthFeatures:
 
 
 def _hashed(words: list[bytes]) -> Vector:
-    """The words in HASHED places, a vector of length 1; zeros for none. Counts are damped by a square root.
+    """The words hashed to HASHED buckets, as a unit vector; zeros for none. Counts are damped by a square root.
 
     Source: Weinberger et al. 2009, Feature hashing for large scale multitask learning (arXiv 0902.2206).
     """

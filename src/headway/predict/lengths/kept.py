@@ -1,4 +1,4 @@
-"""Keeps what a length predictor learned in a file."""
+"""Stores what a length predictor learned in a file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ VERSION: Final = 2
 Arrays = Mapping[str, npt.NDArray[Any]]
 
 _NUMBERS = ("lately", "text_gain", "variance", "text_power", "low_tail", "high_tail")
-"""Of each application; what may be below 0 comes first."""
+"""Numbers of each application; those that may be negative come first."""
 
 
 class LengthHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The first line of a lengths file; `sha256` is of everything behind the line, a NumPy archive."""
+    """The first line of a lengths file; `sha256` covers everything after the line, a NumPy archive."""
 
     format: Literal["headway-lengths"] = "headway-lengths"
     version: Literal[2] = VERSION
@@ -37,10 +37,10 @@ class LengthHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 def save_lengths(path: Path, learner: LengthLearner) -> None:
-    """Write all that `learner` knows; the file appears by one rename. Raises OSError.
+    """Save everything that `learner` knows; the file appears by one rename. Raises OSError.
 
-    Numbers alone, which can run nothing. Tenants and instructions are in it as digests. 0.6 MB, and 3.5 kB for each
-    application.
+    The file has only numbers, which cannot execute anything; tenants and instructions are digests. 0.6 MB, and 3.5 kB
+    for each application.
     """
     archive = BytesIO()
     with learner.lock:
@@ -52,7 +52,7 @@ def save_lengths(path: Path, learner: LengthLearner) -> None:
 
 
 def load_lengths(path: Path, learner: LengthLearner) -> None:
-    """Give an untaught `learner` what was learned before: it then predicts as the one that was saved.
+    """Load learned data into a fresh `learner`, which then predicts like the saved one.
 
     Raises ConfigError for a file that is missing, damaged, or of another version.
     """
@@ -94,7 +94,7 @@ def _damaged(path: Path, what: str) -> ConfigError:
 
 
 def _arrays(learner: LengthLearner) -> Arrays:
-    """Copies of the numbers, those of all requests together first among the applications."""
+    """Copies of the numbers; among the applications, all requests together come first."""
     known = learner.applications
     each = [known.all, *known.by_key.values()]
     keys = np.frombuffer(b"".join(known.by_key), np.uint8).reshape(-1, KEY_BYTES)
@@ -157,7 +157,7 @@ def _restore(arrays: Arrays, learner: LengthLearner) -> None:
 
 
 class LengthKeeper(FileKeeper):
-    """A thread that saves `learner` now and then if it has learned since."""
+    """A thread that periodically saves `learner` if it has learned since."""
 
     def __init__(self, learner: LengthLearner, path: Path, *, period_s: float = KEEP_EVERY_S) -> None:
         super().__init__(lambda: learner.num_answers, lambda: save_lengths(path, learner), period_s=period_s)

@@ -1,4 +1,4 @@
-"""Answer lengths from the prompt and the answers before it, learned as answers end."""
+"""Predicts answer lengths from the prompt and earlier answers, and learns as answers end."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from headway.predict.lengths.features import FEATURES, LengthFeatures, length_fe
 from headway.predict.lengths.ridge import OnlineRidge
 
 FIRST_ANSWERS = 10
-"""Answers before the first prediction: of fewer no interval can be told."""
+"""Answers before the first prediction: fewer give no interval."""
 _REMEMBERED = 8192
-"""Requests between their prediction and their end; of one that is forgotten the features are computed again."""
+"""Requests remembered between prediction and end; for a forgotten one the features are computed again."""
 _TEXT_VARIANCE = 0.1
 _TEXT_MEMORY = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What was known of a request when it came, the logarithm of the tokens that were expected, and what was said."""
+    """What was known of a request when it arrived: its features, the expected log tokens, and the prediction."""
 
     features: LengthFeatures
     expected: float
@@ -33,14 +33,15 @@ class _Asked:
 
 
 class LengthLearner:
-    """Lengths by application, input length and text, and an interval that four answers in five keep to.
+    """Predicts lengths by application, input length and text, with an interval that holds four answers in five.
 
-    The logarithm of an answer's tokens is a line of its application (the tenant, the instruction) over the input's
-    length, plus what the words say, a ridge regression that all applications share, as far as words have helped
-    this application so far. The quantiles of the application's last errors, those of prompts of like length first,
-    then give the median and both ends. Everything is learned answer by answer, the same for the same calls.
+    The log of an answer's tokens is a linear model of its application (the tenant, the instruction) over the input's
+    length, plus the contribution of its words. That contribution is a ridge regression shared by all applications,
+    weighted by how much words have helped this application so far. The quantiles of the application's last errors,
+    those of prompts of similar length first, then give the median and both ends. Everything is learned answer by
+    answer, deterministically.
 
-    Silent until FIRST_ANSWERS have been seen. One thread predicts and observes, another may take a `snapshot`.
+    Silent until FIRST_ANSWERS have been seen. One thread predicts and observes; another may take a `snapshot`.
     """
 
     def __init__(self) -> None:
@@ -52,7 +53,7 @@ class LengthLearner:
 
     @property
     def ready(self) -> bool:
-        """Whether it answers."""
+        """Whether enough answers were seen to predict."""
         return self.num_answers >= FIRST_ANSWERS
 
     def predict(self, facts: RequestFacts) -> LengthEstimate | None:
@@ -94,7 +95,7 @@ class LengthLearner:
             self.num_answers += 1
 
     def _expected(self, features: LengthFeatures, chain: Sequence[Application]) -> float:
-        """The logarithm of the tokens by the line and the text."""
+        """The log of the tokens by the line and the text."""
         own = chain[-1]
         said = text_trust(chain) * self.text.predict(features.text)
         return own.on_line(features) + own.deviation * said

@@ -1,4 +1,4 @@
-"""Ridge regression, an answer at a time."""
+"""Ridge regression, updated by one answer at a time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Vector = npt.NDArray[np.float64]
 
 
 class OnlineRidge:
-    """Weights of a linear model, normal before any answer: mean `weights`, independent, of these variances.
+    """Weights of a linear model, with an independent normal prior of mean `weights` and these variances.
 
-    Kept up to date by recursive least squares. `memory` answers that say nothing of a weight make it as uncertain as
-    at first, so an old lesson gives way to a new one. Source: Plackett 1950, Some theorems in least squares.
+    Updated by recursive least squares. After `memory` answers that say nothing about a weight, it is as uncertain as at
+    first, so old lessons give way to new ones. Source: Plackett 1950, Some theorems in least squares.
     """
 
     __slots__ = ("_drift", "covariance", "weights")
@@ -29,7 +29,7 @@ class OnlineRidge:
         return float(self.weights @ inputs)
 
     def observe(self, inputs: Vector, value: float, noise: float) -> None:
-        """Learn from a value of this variance of noise. O(features squared)."""
+        """Learn from a value with this variance of noise. O(features squared)."""
         self.covariance.flat[:: len(self._drift) + 1] += self._drift
         gain = self.covariance @ inputs
         variance = noise + float(inputs @ gain)
@@ -38,7 +38,7 @@ class OnlineRidge:
 
 
 class LastErrors:
-    """The last `SIZE` errors of predictions, each with the place (here: log prompt tokens) where it was made."""
+    """The last `SIZE` errors of predictions, each with the place (log prompt tokens) where it occurred."""
 
     SIZE = 200
     __slots__ = ("count", "errors", "places")
@@ -49,7 +49,7 @@ class LastErrors:
         self.count = 0
 
     def add(self, place: float, error: float) -> None:
-        """One more; of 200 the oldest goes."""
+        """Add an error; beyond SIZE the oldest is dropped."""
         index = self.count % self.SIZE
         self.places[index], self.errors[index] = place, error
         self.count += 1
@@ -62,7 +62,7 @@ class LastErrors:
 
 
 def weighted_quantiles(values: Vector, weights: Vector, shares: Sequence[float]) -> Vector:
-    """The values below which these shares of the weight lie, between neighbours in proportion. O(n log n)."""
+    """The values below which these shares of the weight lie, interpolated between neighbours. O(n log n)."""
     order = np.argsort(values)
     ordered = weights[order]
     below = np.cumsum(ordered) - ordered / 2

@@ -1,1 +1,1 @@
-"""The sizes of a model, read from its config.json, and the work that they make."""
+"""Model sizes, read from config.json, and the work that they imply."""

@@ -1,4 +1,4 @@
-"""Attention of a model's layers: how wide it is, what it keeps of a token, and which tokens it sees."""
+"""Attention of a model's layers: its width, its cache, and the tokens it sees."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from headway.core.batch_shape import BatchShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionLayers:
-    """Layers of a model that attend alike, with keys as wide as `head_dim` and values as wide as `value_dim`.
+    """Layers of a model with the same attention, with keys `head_dim` wide and values `value_dim` wide.
 
-    A token sees the last `window` tokens, itself among them, or all of them where that is 0. `chunked`: of a chunk of
-    `window` tokens it sees those up to itself.
+    A token sees the last `window` tokens including itself, or all of them if that is 0. `chunked`: a token sees the
+    preceding tokens of its chunk of `window` tokens.
     """
 
     num_layers: int
@@ -25,7 +25,7 @@ class AttentionLayers:
 
     @property
     def cached_values(self) -> int:
-        """Values that one layer keeps of a token, all KV heads."""
+        """Values that one layer caches for a token, over all KV heads."""
         return self.num_kv_heads * (self.head_dim + self.value_dim)
 
     def projections(self, hidden: int) -> dict[str, int]:
@@ -36,11 +36,10 @@ class AttentionLayers:
         }
 
     def seen(self, shape: BatchShape) -> BatchShape:
-        """The step as these layers see it: context and pairs of query and key within the window.
+        """The step as these layers see it: context and query-key pairs inside the window.
 
-        A step tells the sums over its jobs, so that the window is applied to its mean decode and its mean prompt: exact
-        where jobs are alike or none reaches the window. A chunk counts as a window of its size: at most twice as much.
-        O(1).
+        A step has only sums over its jobs, so the window is applied to its mean decode and its mean prompt: exact if
+        jobs are equal or none reaches the window. A chunk counts as a window of its size: at most twice as much. O(1).
         """
         window = self.window
         if not window:
@@ -60,7 +59,7 @@ class AttentionLayers:
 
 
 def _pairs(new: float, context: float, window: float) -> float:
-    """Pairs of query and key among `new` tokens at the end of `context`, of which each sees at most `window`."""
+    """Query-key pairs of `new` tokens at the end of `context`, each of which sees at most `window`."""
     before = context - new
     growing = min(new, max(0.0, window - before))
     return growing * (before + (growing + 1) / 2) + (new - growing) * window
@@ -68,7 +67,7 @@ def _pairs(new: float, context: float, window: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Sizes in the words of DeepSeek's configs; `q_lora_rank` is 0 where queries are made in one product.
+    """Sizes under the names of DeepSeek's configs; `q_lora_rank` is 0 if queries are made in one product.
 
     Source: DeepSeek-V2 (2024), section 2.1 and appendix C.
     """
@@ -81,12 +80,12 @@ class LatentAttention:
 
     @property
     def cached(self) -> int:
-        """Values a layer keeps of a token, whatever the number of heads."""
+        """Values that a layer caches for a token, whatever the number of heads."""
         return self.kv_lora_rank + self.qk_rope_head_dim
 
     @property
     def mean_head_dim(self) -> int:
-        """Mean of a head's query and value: what attention of a prompt computes and moves by."""
+        """Mean width of a head's query and value: what attention of a prompt computes and moves."""
         return (self.qk_nope_head_dim + self.qk_rope_head_dim + self.v_head_dim) // 2
 
     def whole_products(self, hidden: int) -> list[tuple[int, int]]:
@@ -94,7 +93,7 @@ class LatentAttention:
         return [(self.q_lora_rank + self.cached, hidden)]
 
     def shared_products(self, hidden: int, heads: int) -> list[tuple[int, int]]:
-        """(columns, depth) of those whose heads the GPUs share; the last ends in the hidden size."""
+        """(columns, depth) of the products whose heads are divided among GPUs; the last ends in the hidden size."""
         query = heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         return [
             (query, self.q_lora_rank or hidden),
@@ -117,5 +116,5 @@ class LatentAttention:
 
     @property
     def decode_pairs(self) -> float:
-        """Operations of a single token on one key, in the latents' own space, over those in a prompt."""
+        """Operations of a single token on one key, in latent space, over those in a prompt."""
         return (self.cached + self.kv_lora_rank) / (2 * self.mean_head_dim)

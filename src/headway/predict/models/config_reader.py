@@ -1,4 +1,4 @@
-"""Looks sizes up in a model's config.json, and in its family's defaults where the config is silent."""
+"""Looks up sizes in a model's config.json, and in its family's defaults if the config has none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LANGUAGE_MODELS = ("text_config", "llm_config", "language_config")
 
 
 def parts_of(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A config, and behind it the one of its language model if the model has other parts too (vision)."""
+    """A config, followed by that of its language model if the model has other parts too (vision)."""
     parts = [config]
     for key in _LANGUAGE_MODELS:
         part = config.get(key)
@@ -33,22 +33,22 @@ def _family_defaults() -> dict[str, Any]:
 
 
 def defaults_of(model_type: object) -> Mapping[str, int | bool]:
-    """What the class of this model type in transformers takes for keys that a config leaves out; empty if none has."""
+    """The defaults of this model type's class in transformers for keys that a config omits; empty if unknown."""
     defaults: dict[str, int | bool] = _family_defaults()["defaults"].get(model_type, {})
     return defaults
 
 
 def text_part_of(model_type: object) -> str | None:
-    """The model type of the language model in a model with other parts too, where its part of the config has none."""
+    """The model type of the language model inside a multimodal model whose language part does not state it."""
     part: str | None = _family_defaults()["text_parts"].get(model_type)
     return part
 
 
 class ConfigReader:
-    """Looks sizes up under the names that model families give them.
+    """Looks up sizes under the names that model families use.
 
-    A key that the config has counts, even if its value is null: of a size that several keys may tell, `defaults` are
-    asked only if the config has none of them.
+    A key in the config counts even if its value is null: for a size with several possible keys, `defaults` are used
+    only if the config has none of them.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ConfigReader:
         self.defaults = defaults or {}
 
     def get(self, *keys: str) -> Any:
-        """The value of the first key that the config has, else of the first that has a default; None without."""
+        """The value of the first key that the config has, else of the first with a default; None without either."""
         for values in (self.config, self.defaults):
             for key in keys:
                 if key in values:
@@ -67,9 +67,9 @@ class ConfigReader:
         return None
 
     def known(self, *keys: str) -> int:
-        """The first of these keys that is a positive whole number, or 0 if all are absent, empty, 0 or switches.
+        """The first of these keys that is a positive integer, or 0 if all are absent, empty, 0 or booleans.
 
-        Raises ConfigError for any other value: to pass over it would make another size of it in silence.
+        Raises ConfigError for any other value: ignoring it would silently give another size.
         """
         told = any(key in self.config for key in keys)
         for key in keys:
@@ -82,7 +82,7 @@ class ConfigReader:
         return 0
 
     def needed(self, *keys: str) -> int:
-        """The number of the first key that is there; an error if there is none."""
+        """The number under the first key that exists. Raises ConfigError if none does."""
         value = self.known(*keys)
         if value:
             return value
@@ -97,20 +97,22 @@ class ConfigReader:
         return list(value) if isinstance(value, list | tuple) else []
 
     def by_layer(self, key: str, layers: int) -> list[Any]:
-        """The list under this key with an entry for each layer; empty if there is none. ConfigError for any other."""
+        """The list under this key with an entry for each layer; empty if there is none. Raises ConfigError for
+        other lists.
+        """
         value = self.config.get(key)
         if value and not (isinstance(value, list | tuple) and len(value) == layers):
             raise self.not_accepted(key, f"a list with an entry for each of the {layers} layers")
         return self.listed(key)
 
     def not_accepted(self, key: str, accepted: str) -> ConfigError:
-        """What to raise for a value that no model can have."""
+        """The error for a value that no model can have."""
         return ConfigError(
             f"the config of {self.name!r} has {key} = {self.config.get(key)!r}; accepted: {accepted}"
         )
 
     def refuse(self, key: str) -> ConfigError:
-        """What to raise where to overlook a key would make a wrong size of it."""
+        """The error for a key that would give a wrong size if it were ignored."""
         return ConfigError(
             f"the config of {self.name!r} has {key} = {self.config.get(key)!r}, whose cost is not known"
         )
@@ -126,16 +128,16 @@ _POSITIONS = (
     "seq_len",
 )
 _INSTEAD = "model_max_length"
-"""Command R's own: where it is given, vLLM 0.32 goes by it and by none of these."""
+"""Command R's key: vLLM 0.32 uses it, if given, in place of all of these."""
 _SCALED_AS_WRITTEN = ("su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
-"""Ways to scale rotary positions whose factor is in the written number of positions already, as vLLM 0.32 has it."""
+"""Ways to scale rotary positions whose factor the written number of positions includes already, as in vLLM 0.32."""
 _SCALED_FAMILY = "gemma3"
-"""Family whose factor is in the written number too, however positions are scaled."""
+"""Family whose written number includes the factor too, however positions are scaled."""
 
 
 def context_tokens_of(read: ConfigReader) -> int:
-    """What vLLM takes for `max_model_len` by itself: the least of what the config says of positions, times the factor
-    by which they are stretched. 0 where it says nothing.
+    """vLLM's default for `max_model_len`: the smallest stated number of positions, times their scaling. 0 if none
+    is stated.
     """
     factor = 1.0
     for scaling in _scalings(read):
@@ -152,7 +154,7 @@ def context_tokens_of(read: ConfigReader) -> int:
 
 
 def _scalings(read: ConfigReader) -> list[Mapping[str, Any]]:
-    """How rotary positions are scaled: once, or for each kind of layers."""
+    """The scaling of rotary positions: a single one, or one for each kind of layer."""
     told = read.config.get("rope_parameters") or read.config.get("rope_scaling")
     if not isinstance(told, Mapping):
         return []

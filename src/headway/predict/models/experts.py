@@ -12,9 +12,9 @@ _SHARED_WIDTHS = ("shared_expert_intermediate_size", "shared_intermediate_size")
 
 
 def num_experts_of(read: ConfigReader) -> int:
-    """Experts of a layer to choose from; 0 for a dense model, which one expert is too.
+    """Experts in a layer; 0 for a dense model, including one with a single expert.
 
-    Raises ConfigError where they go by a name not known.
+    Raises ConfigError if they stand under unknown names.
     """
     experts = read.known(*_COUNTS)
     for key, value in read.config.items():
@@ -25,7 +25,7 @@ def num_experts_of(read: ConfigReader) -> int:
 
 
 def experts_per_token_of(read: ConfigReader, experts: int) -> int:
-    """Experts of a layer that a token passes, of so many. Raises ConfigError for more than there are."""
+    """Experts that a token passes in a layer. Raises ConfigError for more than there are."""
     chosen = read.needed(*_CHOSEN)
     if chosen > experts:
         raise ConfigError(
@@ -39,8 +39,9 @@ def _counts_experts(key: str, value: object) -> bool:
 
 
 def layers_with_experts(read: ConfigReader, num_layers: int, dense_layers: int = 0) -> list[bool]:
-    """For each layer whether it has experts: all but the first `dense_layers`, unless keys of DeepSeek, Qwen, Llama 4,
-    GLM or ERNIE differ.
+    """For each layer whether it has experts: all but the first `dense_layers`.
+
+    Keys of DeepSeek, Qwen, Llama 4, GLM and ERNIE may say otherwise.
     """
     if kinds := read.by_layer("mlp_layer_types", num_layers):
         if set(kinds) - {"sparse", "dense"}:
@@ -54,7 +55,7 @@ def layers_with_experts(read: ConfigReader, num_layers: int, dense_layers: int =
 
 
 def shared_width(read: ConfigReader, expert_width: int) -> int:
-    """Width of what a layer with experts computes for every token: its shared experts together, 0 without."""
+    """Total width of a layer's shared experts, which every token passes; 0 without."""
     for key in read.config:
         if (
             "share" in key

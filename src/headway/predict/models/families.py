@@ -1,4 +1,4 @@
-"""Model families: what their classes have built in, and which family a config.json is of."""
+"""Model families: what their classes have built in, and the family of a config.json."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _OF_ONE_VALUE = frozenset(
     }
 )
 _OF_TWO_VALUES = frozenset({"geglu", "swiglu"})
-"""Activations that multiply two projections: only a gated feed-forward has both."""
+"""Activations that multiply two projections, which only a gated feed-forward has."""
 _DECODER_CLASS = re.compile(r"(.+?)(ForCausalLM|LMHeadModel)$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Windows:
-    """Which layers of a family have a sliding window where no key of the config lists them.
+    """Which layers of a family have a sliding window, if no key of the config lists them.
 
-    `full_every`: of so many layers the last attends to all tokens, or the first with `full_first`; 0: all layers are
-    alike. `also_full` are indices of further layers that do. `pattern` is the key that tells another `full_every`.
-    `switch`: a window is in use only if `use_sliding_window` is true. `from_layer`: `max_window_layers` layers stay
-    without, which vLLM 0.32 refuses unless that is all or none. `rotary`: only layers with rotary positions have a
-    window, or only those without. `chunked`: it is the chunk of `attention_chunk_size` tokens that a token stands in.
-    `inclusive`: a token sees the one `sliding_window` tokens back too.
+    `full_every`: of this many layers the last attends to all tokens, or the first with `full_first`; 0: all layers are
+    alike. `also_full` are indices of further such layers. `pattern` is the key for another `full_every`. `switch`: a
+    window is used only if `use_sliding_window` is true. `from_layer`: `max_window_layers` layers have no window; vLLM
+    0.32 accepts only all or none. `rotary`: only layers with rotary positions have a window, or only those without.
+    `chunked`: the window is the token's chunk of `attention_chunk_size` tokens. `inclusive`: a token also sees the
+    token `sliding_window` back.
     """
 
     full_every: int = 0
@@ -46,17 +46,17 @@ class Windows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What a family's class has built in, and its defaults for keys that a config leaves out.
+    """What a family's class has built in, and its defaults for keys that a config omits.
 
     `gated`: the feed-forward has three matrices, whatever its activation. `four_times`: the feed-forward is four times
-    as wide as the hidden size. `width` is the key of its width where that is none of the usual. `both_halves`:
-    `intermediate_size` counts the two halves of a gated feed-forward. `experts` is the key that counts experts; with
-    `expert_width` their width is `moe_intermediate_size`, and with `dense_too` tokens pass a feed-forward of
-    `intermediate_size` beside them; the first `dense_layers` have none where no key says so. `defaults` are those of a
-    family that transformers does not have: of others `family_defaults.json` tells. `global_heads`: layers without a
-    window have heads of their own keys (Gemma 4), `swa_heads`: layers with one have (MiMo). `more_positions`: positions
-    were learned, in a table of so many rows more than there are; None if they were not. `listed`: layers keep a state
-    unless `layer_types` says that they attend. `gpus_by_experts`: vLLM 0.32 refuses more GPUs than experts.
+    as wide as the hidden size. `width` is the key for its width if it is unusual. `both_halves`: `intermediate_size`
+    counts both halves of a gated feed-forward. `experts` is the key for the number of experts; with `expert_width`
+    their width is `moe_intermediate_size`, and with `dense_too` tokens also pass a feed-forward of `intermediate_size`;
+    the first `dense_layers` have no experts if no key says so. `defaults` are for families that transformers lacks;
+    `family_defaults.json` has the others. `global_heads`: layers without a window have separate keys for their heads
+    (Gemma 4), `swa_heads`: layers with one have (MiMo). `more_positions`: positions are learned, in a table with this
+    many extra rows; None if they are not learned. `listed`: layers keep a state unless `layer_types` says that they
+    attend. `gpus_by_experts`: vLLM 0.32 refuses more GPUs than experts.
     """
 
     gated: bool = True
@@ -154,12 +154,13 @@ FAMILIES = {
     **dict.fromkeys(("gpt2", "gpt_bigcode"), replace(_GPT, four_times=True, more_positions=0)),
     "opt": replace(_GPT, more_positions=2),
 }
-"""By `model_type`. What transformers' class takes for an absent key stands in `family_defaults.json`; a family that
-ships its own code names every size in its config."""
+"""Families by `model_type`. Defaults of transformers' classes stand in `family_defaults.json`; a family that ships
+its own code names every size in its config.
+"""
 
 
 def defaults_of_family(model_type: object) -> Mapping[str, int | bool]:
-    """What a known family takes for keys that a config leaves out."""
+    """The defaults of a known family for keys that a config omits."""
     family = FAMILIES.get(str(model_type))
     return (family.defaults if family else {}) or defaults_of(model_type)
 
@@ -172,7 +173,7 @@ _BY_CLASS = {_squeezed(name.removesuffix("_text")): name for name in FAMILIES}
 
 
 def family_name(read: ConfigReader) -> str | None:
-    """The family that a config names by `model_type`, or by its class where it has none; None if either is unknown."""
+    """The family that a config names by `model_type`, or else by its class; None if unknown."""
     classes = filter(None, (_DECODER_CLASS.match(str(name)) for name in read.listed("architectures")))
     found = [_BY_CLASS.get(_squeezed(name[1])) for name in classes]
     if None in found:
@@ -185,7 +186,7 @@ def family_name(read: ConfigReader) -> str | None:
 
 
 def check_activations(read: ConfigReader, family: Family | None) -> None:
-    """Raise ConfigError for an activation that is not known, or that needs a gate which the family does not have."""
+    """Raise ConfigError for an unknown activation, and for one that needs a gate which the family lacks."""
     accepted = _OF_ONE_VALUE | (_OF_TWO_VALUES if family and family.gated else set())
     for key, value in read.config.items():
         named = value and not isinstance(value, bool) and _ACTIVATION_KEY.search(key)
@@ -194,6 +195,6 @@ def check_activations(read: ConfigReader, family: Family | None) -> None:
 
 
 def unknown_family(read: ConfigReader) -> ConfigError:
-    """What to raise for a config of a family that is not known."""
+    """The error for a config of an unknown family."""
     known = str(read.config.get("model_type")).lower() in FAMILIES
     return read.not_accepted("architectures" if known else "model_type", ", ".join(FAMILIES))

@@ -102,10 +102,10 @@ KNOWN_MODELS: tuple[ModelShape, ...] = (
     _gpt("bigscience/bloom-176b", 70, 14336, 250880),
     replace(_gpt("THUDM/chatglm-6b", 28, 4096, 130528), tied_embeddings=False),
 )
-"""Sizes from each model's published config.json, OPT-175B and GPT-175B from Zhang 2022 and Brown 2020, table 2.1.
+"""Sizes from each model's published config.json; OPT-175B and GPT-175B from Zhang 2022 and Brown 2020, table 2.1.
 
-The context is what vLLM takes from the config: of Qwen-14B its `seq_length`. Mistral 7B v0.1 is known without its
-sliding window of 4,096 tokens, as the papers ran it; by a directory with its config it has one.
+The context is what vLLM derives from the config: for Qwen-14B its `seq_length`. Mistral 7B v0.1 has no sliding window
+here, as the papers ran it; read from a directory with its config it has one of 4,096 tokens.
 """
 
 _SERVED_BYTES = 2
@@ -114,11 +114,11 @@ _BY_LAST_PART = {name.rpartition("/")[2]: shape for name, shape in _BY_NAME.item
 
 
 def model_shape(name: str) -> ModelShape:
-    """The shape of a directory's config.json, or of a model known by its hub name or the last part of it.
+    """The shape of a directory's config.json, or of a known model by its hub name or the last part of it.
 
-    As vLLM serves it where no dtype is asked for: in 16 bits, if the checkpoint has 32.
+    As vLLM serves it without a requested dtype: a 32-bit checkpoint runs in 16 bits.
 
-    Case does not matter. Raises ConfigError for anything else, with the names that are accepted.
+    Case does not matter. Raises ConfigError for anything else, with the accepted names.
     """
     found = _BY_NAME.get(name.lower()) or _BY_LAST_PART.get(name.lower())
     if found is not None:

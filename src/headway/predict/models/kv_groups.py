@@ -1,4 +1,4 @@
-"""How vLLM lays out the KV cache of a model whose layers differ: groups of layers that draw from one pool of blocks."""
+"""vLLM's KV cache layout for a model whose layers differ: groups of layers that share one pool of blocks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from headway.predict.models.attention import AttentionLayers
 from headway.predict.models.model_shape import ModelShape
 
 _FEW_MORE = 1.5
-"""With fewer times as many layers, the larger kind's number is the size of all groups."""
+"""If the larger kind has fewer than this many times as many layers, its number is the size of all groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvGroup:
-    """`count` groups of layers that keep the same tokens, each in a table of blocks of its own.
+    """`count` groups of layers that keep the same tokens, each with its own table of blocks.
 
     A block holds `block_size` tokens of a group's layers. A request keeps the last `window` tokens, all if that is 0,
-    or, where `chunked`, those since the last whole chunk of `window`.
+    or, if `chunked`, those since the last whole chunk of `window`.
     """
 
     count: int = 1
@@ -25,7 +25,7 @@ class KvGroup:
     chunked: bool = False
 
     def dropped_tokens(self, computed: int) -> int:
-        """Leading tokens that are not seen any more once so many are computed."""
+        """Leading tokens that no later token sees, once `computed` tokens are computed."""
         if not self.window:
             return 0
         if self.chunked:
@@ -33,13 +33,15 @@ class KvGroup:
         return max(0, computed - self.window + 1)
 
     def computed_when_dropped(self, tokens: int) -> int:
-        """The least computed tokens of which so many leading ones are not seen any more; there is a window."""
+        """The smallest number of computed tokens at which `tokens` leading ones are no longer seen; requires a
+        window.
+        """
         if self.chunked:
             return -(-tokens // self.window) * self.window
         return tokens + self.window - 1
 
     def most_blocks(self, num_tokens: int, in_flight_tokens: int) -> int:
-        """Blocks of one table that a request of `num_tokens` holds at most, of which so many may be in flight at once.
+        """Most blocks of one table for a request of `num_tokens`, of which `in_flight_tokens` may be in flight at once.
 
         Source: vLLM 0.32, `max_admission_blocks_per_request`.
         """
@@ -59,20 +61,20 @@ class KvLayout:
     block_bytes: int
 
     def request_blocks(self, num_tokens: int, in_flight_tokens: int) -> int:
-        """Blocks that a request of so many tokens holds at most, in all groups."""
+        """Most blocks that a request of `num_tokens` holds, in all groups."""
         return sum(group.count * group.most_blocks(num_tokens, in_flight_tokens) for group in self.groups)
 
     def capacity_tokens(self, num_blocks: int, context_tokens: int, in_flight_tokens: int) -> int:
-        """Tokens that the pool holds in requests as long as the context: vLLM's "KV cache size"."""
+        """Tokens that the pool holds in requests of context length: vLLM's "KV cache size"."""
         return int(num_blocks / self.request_blocks(context_tokens, in_flight_tokens) * context_tokens)
 
 
 def kv_layout_of(model: ModelShape, tp: int, block_size: int) -> KvLayout:
-    """As vLLM 0.32 lays it out on `tp` GPUs of which all cache with blocks of `block_size` tokens by default.
+    """The layout of vLLM 0.32 on `tp` GPUs, all with a default of `block_size` tokens a block.
 
-    Layers that keep the same tokens are one group, whatever their sizes. Else all blocks are made equally large: one of
-    a smaller kind of layer holds more tokens, or is padded. Groups then have as many layers as the rarest kind, or as
-    the commonest, if that is less than half as many again. Source: vLLM 0.32, `get_kv_cache_groups`.
+    Layers that keep the same tokens form one group, whatever their sizes. Otherwise all blocks are made equally large:
+    a block of a smaller kind of layer holds more tokens, or is padded. Groups then have as many layers as the rarest
+    kind, or as the commonest, if that is less than half as many again. Source: vLLM 0.32, `get_kv_cache_groups`.
     """
     kinds = _alike_in_cache(model)
     sizes = {kind: model.gpu_kv_values(kind, tp) * model.kv_bytes_per_value for kind in kinds}
@@ -97,7 +99,7 @@ def kv_layout_of(model: ModelShape, tp: int, block_size: int) -> KvLayout:
 
 
 def _alike_in_cache(model: ModelShape) -> list[AttentionLayers]:
-    """The kinds of layers by what they keep; how many heads ask for it makes no difference."""
+    """The kinds of layers that differ in what they cache; the number of query heads does not matter."""
     kinds: dict[AttentionLayers, int] = {}
     for kind in model.attention_layers:
         each = replace(kind, num_layers=0, num_heads=0)

@@ -1,4 +1,4 @@
-"""Kinds of attention layers, read from a model's config.json, and the keys of those that no shape describes."""
+"""Kinds of attention layers in a model's config.json, and the keys of kinds that no shape describes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headway.predict.models.config_reader import LAYERS, ConfigReader, context_t
 from headway.predict.models.families import Family
 
 _CACHE_LATENTS = ("axk1", "deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "pangu_ultra_moe")
-"""Model types whose latents vLLM 0.32 caches as they are; of others it caches the heads."""
+"""Model types whose latents vLLM 0.32 caches directly; for others it caches the heads."""
 _STATES = re.compile(r"mamba_|ssm_|lru_|conv_|rwkv|linear_(num|key|value|conv)|.*linear_att")
 """Keys of layers that keep a state in place of KV."""
 _OTHER_KINDS = re.compile(
-    # Layers that differ from one another.
+    # Layers that differ from each other.
     r".*per_layer|.*hybrid|.*_pattern$|.*blocks?_(type|config)s?$|.*att(entio)?n_(types?|type_list|layers|idxs?)$"
     r"|attn_layer_(period|offset|ind)|.*full_att|.*attn_every|.*kv_shared|(num_)?global_|swa_|(use_)?cla(_|$)"
-    # Layers that read chosen keys, or chunks of them.
+    # Layers that read selected keys, or chunks of them.
     r"|.*sparse_(att|config|block|mode)|sparse_|index_|compress_|.*att(entio)?n_chunk_size|dual_chunk"
     # Keys that serve as values, a second feed-forward, tokens that see later ones, an encoder.
     r"|attention_k_eq_v|use_double_wide|use_bidirectional|is_encoder_decoder|add_cross_attention|cross_attention"
@@ -38,7 +38,7 @@ _READ_IF_SWA = {
     *("swa_v_head_dim", "swa_rope_theta", "attention_chunk_size"),
 }
 _SAVED_PATTERN = "_sliding_window_pattern"
-"""A class's own note of its pattern, which it does not read again."""
+"""A note of its pattern that a class saves and does not read again."""
 _PATTERNS = ("sliding_window_pattern", "global_attn_every_n_layers", _SAVED_PATTERN)
 _HARMLESS_LISTS = re.compile(r"architectures|no_rope_layers|layer_rope_theta|.*token(_id)?s?$|.*languages")
 _HARMLESS_OBJECTS = re.compile(
@@ -51,7 +51,7 @@ _EVERY_LAYER_FULL = {"attn_type_list", "full_attn_mod"}
 
 
 class HeadSizes(NamedTuple):
-    """A layer's heads: of queries, of keys and values, and how wide keys and values are."""
+    """A layer's heads: the number for queries, the number for keys and values, and their widths."""
 
     query: int
     kv: int
@@ -60,7 +60,7 @@ class HeadSizes(NamedTuple):
 
 
 class _Window(NamedTuple):
-    """What a layer sees: the last so many tokens, or all if that is 0."""
+    """What a layer sees: this many last tokens, or all if that is 0."""
 
     tokens: int = 0
     chunked: bool = False
@@ -72,9 +72,9 @@ _ALL = _Window()
 def attention_layers_of(
     read: ConfigReader, family: Family, layers: int, heads: HeadSizes
 ) -> tuple[AttentionLayers, ...]:
-    """The kinds of layers of a model with such heads, those without a window first, else in their order.
+    """The kinds of layers of a model with these heads; those without a window first, else in order.
 
-    Raises ConfigError that names the key of a size which no layer can have, or which vLLM refuses.
+    Raises ConfigError, with the key, for an impossible size, or one that vLLM refuses.
     """
     windows = _windows(read, family, layers)
     kinds = Counter(zip(windows, _heads_by_layer(read, family, heads, windows), strict=True))
@@ -93,11 +93,11 @@ def attention_layers_of(
     return tuple(sorted(found, key=lambda kind: kind.window > 0))
 
 
-# ---- which tokens a layer sees ---------------------------------------------------------------------
+# ---- tokens that a layer sees ----------------------------------------------------------------------
 
 
 def _windows(read: ConfigReader, family: Family, layers: int) -> list[_Window]:
-    """What each layer sees; a window that holds the longest context is none."""
+    """The window of each layer; one that covers the longest context counts as none."""
     key = "attention_chunk_size" if family.windows.chunked else next(filter(read.known, _WINDOWS), "")
     tokens = read.known(key) if key else 0
     windowed = _windowed(read, family, layers, bool(tokens))
@@ -109,7 +109,7 @@ def _windows(read: ConfigReader, family: Family, layers: int) -> list[_Window]:
 
 
 def _windowed(read: ConfigReader, family: Family, layers: int, known: bool) -> list[bool]:
-    """Whether each layer has a window, by the list that says so, else by the family's rule."""
+    """Whether each layer has a window, by an explicit list, else by the family's rule."""
     rule = family.windows
     windowed = _CHUNKED if rule.chunked else _SLIDING
     if kinds := read.by_layer("layer_types", layers):
@@ -157,11 +157,11 @@ def _if_accepted(read: ConfigReader, windowed: list[bool]) -> list[bool]:
     return windowed
 
 
-# ---- how many heads a layer has, and how wide ------------------------------------------------------
+# ---- heads of a layer ------------------------------------------------------------------------------
 
 
 def heads_of(read: ConfigReader, family: Family, hidden: int) -> HeadSizes:
-    """What a config tells of heads, for all layers but those that it tells of apart. Raises ConfigError as above."""
+    """The heads of all layers without settings of their own. Raises ConfigError as above."""
     query = read.needed("num_attention_heads", "n_head", "n_heads")
     width = _head_dim(read, hidden, query)
     value = read.known("v_head_dim") or width
@@ -173,7 +173,7 @@ def heads_of(read: ConfigReader, family: Family, hidden: int) -> HeadSizes:
 def _heads_by_layer(
     read: ConfigReader, family: Family, heads: HeadSizes, windows: Sequence[_Window]
 ) -> list[HeadSizes]:
-    """Each layer's heads: those of all layers, or by the keys of families whose layers differ."""
+    """Each layer's heads: the common ones, or by the keys of families whose layers differ."""
     if (told := read.config.get("per_layer_config")) is not None:
         return _told_by_layer(read, heads, told, len(windows))
     full = sliding = heads
@@ -192,12 +192,12 @@ def _heads_by_layer(
 
 
 _GLOBAL_HEAD_DIM = 512
-"""Of a Gemma 4 whose config does not tell."""
+"""Head width of a Gemma 4 whose config does not state it."""
 _TOLD_BY_LAYER = {"num_attention_heads": "query", "num_key_value_heads": "kv", "head_dim": "width"}
 
 
 def _told_by_layer(read: ConfigReader, heads: HeadSizes, told: object, layers: int) -> list[HeadSizes]:
-    """By `per_layer_config`, in which transformers 5 writes what differs, by the index of the layer."""
+    """Apply `per_layer_config`, in which transformers 5 stores differences by layer index."""
     found = [heads] * layers
     if not isinstance(told, Mapping):
         raise read.refuse("per_layer_config")
@@ -229,7 +229,7 @@ def _kv_heads(read: ConfigReader, heads: int) -> int:
 
 
 def _head_dim(read: ConfigReader, hidden: int, heads: int) -> int:
-    """A head's width: what is said of it, the family's, or a head's share of the hidden size."""
+    """A head's width: the stated one, the family's, or a head's share of the hidden size."""
     found = read.known("head_dim", "kv_channels")
     if not found and heads > hidden:
         raise ConfigError(
@@ -239,7 +239,7 @@ def _head_dim(read: ConfigReader, hidden: int, heads: int) -> int:
 
 
 def latent_attention_of(read: ConfigReader) -> LatentAttention | None:
-    """What a config says of it; None for attention by heads. Raises ConfigError where vLLM caches something else."""
+    """A config's latent attention; None for attention by heads. Raises ConfigError if vLLM caches something else."""
     if not read.known("kv_lora_rank"):
         return None
     if read.config.get("model_type") not in _CACHE_LATENTS:
@@ -253,12 +253,14 @@ def latent_attention_of(read: ConfigReader) -> LatentAttention | None:
     )
 
 
-# ---- what is refused -------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------
 
 
 def refuse_other_kinds(read: ConfigReader, family: Family | None) -> None:
-    """Raise ConfigError, naming the key, for layers that keep a state, read chosen keys only, or differ in ways that
-    are not known. Of a family that is not known, any layers that differ, or a window, are refused.
+    """Raise ConfigError, with the key, for layers that no shape describes.
+
+    These keep a state, read selected keys only, or differ in unknown ways. In an unknown family any layers that differ,
+    or have a window, are refused.
     """
     layers = read.known(*LAYERS)
     kinds = set(map(str, read.by_layer("layer_types", layers)))
@@ -276,7 +278,7 @@ def refuse_other_kinds(read: ConfigReader, family: Family | None) -> None:
             and not _holds_context(read, key)
         ):
             raise read.refuse(key)
-        # Where each layer's kind is told, sizes of layers that are not there may stand beside it.
+        # If each layer's kind is stated, there may also be sizes of kinds that are not used.
         other = _OTHER_KINDS.match(key) or (not kinds and _STATES.match(key))
         if value and (other or _is_not_read(key, value, layers)) and not _is_harmless(read, key, family):
             raise read.refuse(key)
@@ -288,7 +290,7 @@ def _holds_context(read: ConfigReader, key: str) -> bool:
 
 
 def _is_harmless(read: ConfigReader, key: str, family: Family | None) -> bool:
-    """Whether the key is read elsewhere, or changes nothing at the value that it has."""
+    """Whether a key is read elsewhere, or has a value that changes nothing."""
     if key in _EVERY_LAYER_FULL:
         return set(read.listed(key) or [read.config[key]]) == {1}
     if key == "cla_share_factor":
@@ -314,7 +316,7 @@ def _is_read(read: ConfigReader, key: str, family: Family) -> bool:
 
 
 def _is_not_read(key: str, value: object, layers: int) -> bool:
-    """Whether it is a list with an entry for each layer, or an object, of which no cost here would depend."""
+    """Whether the value is a list with an entry for each layer, or an object, on which no cost here depends."""
     if isinstance(value, list | tuple):
         return 1 < len(value) == layers and not _HARMLESS_LISTS.match(key)
     return isinstance(value, Mapping) and not _HARMLESS_OBJECTS.match(key)

@@ -1,4 +1,4 @@
-"""What of a model its cost depends on."""
+"""The sizes of a model that determine its costs."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ _DEFAULT_DTYPE = "bfloat16"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder's sizes, in vLLM's and transformers' words.
+    """A decoder's sizes, under vLLM's and transformers' names.
 
-    `num_experts` is 0 for a dense model. Where there are several, `intermediate_size` is the width of one expert,
-    `shared_intermediate_size` of all that every token passes beside them, and `num_dense_layers` layers have a plain
-    feed-forward of `dense_intermediate_size` in their place. Of latent attention `head_dim` is the mean of a head's
-    query and value, and `num_kv_heads` 1. `uneven` are the kinds of attention layers, those without a window first,
-    empty if all layers attend to all tokens with `num_heads` heads and so on: costs go by `attention_layers`.
-    `other_weights` are of all layers, beside attention and feed-forward, `looked_up_weights` of tables beside the
-    embedding. `most_tensor_parallel` GPUs vLLM splits it over, 0 where its family sets no limit. `quantized` is None
-    where weights are as wide as values; `kv_bytes_per_value` differs from `bytes_per_value` under a quantised cache.
-    `context_tokens` is how long prompt and answer may be together, 0 if that is not known; no cost follows from it.
+    `num_experts` is 0 for a dense model. With experts, `intermediate_size` is the width of one,
+    `shared_intermediate_size` that of the shared ones together, and `num_dense_layers` layers have a plain feed-forward
+    of `dense_intermediate_size` instead. With latent attention `head_dim` is the mean of a head's query and value, and
+    `num_kv_heads` is 1. `uneven` are the kinds of attention layers, those without a window first; empty if all layers
+    attend to all tokens with `num_heads` heads and so on. Costs use `attention_layers`. `other_weights` are those of
+    all layers besides attention and feed-forward, `looked_up_weights` those of tables besides the embedding.
+    `most_tensor_parallel` is the most GPUs over which vLLM splits it, 0 for no limit. `quantized` is None if weights
+    are as wide as values; `kv_bytes_per_value` differs from `bytes_per_value` with a quantised cache. `context_tokens`
+    is the longest prompt with its answer, 0 if unknown; no cost depends on it.
     """
 
     name: str
@@ -92,7 +92,7 @@ class ModelShape:
 
     @property
     def attention_layers(self) -> tuple[AttentionLayers, ...]:
-        """The kinds of attention layers; one where all are alike."""
+        """The kinds of attention layers; a single one if all are alike."""
         return self.uneven or (
             AttentionLayers(
                 num_layers=self.num_layers,
@@ -105,27 +105,27 @@ class ModelShape:
 
     @property
     def windowed(self) -> bool:
-        """Whether some layers see, and keep, the last tokens alone."""
+        """Whether some layers see, and keep, only the last tokens."""
         return any(kind.window for kind in self.uneven)
 
     @property
     def query_width(self) -> int:
-        """Values of a token's query, all heads."""
+        """Values of a token's query, over all heads."""
         return self.num_heads * self.head_dim
 
     @property
     def kv_width(self) -> int:
-        """Values of a token's key, all heads."""
+        """Values of a token's key, over all heads."""
         return self.num_kv_heads * self.head_dim
 
     @property
     def decode_pairs(self) -> float:
-        """How many pairs of query and key in a prompt compute as much as one of a single token's."""
+        """Query-key pairs in a prompt that compute as much as one pair of a decode."""
         return self.latent.decode_pairs if self.latent else 1
 
     @property
     def projections(self) -> dict[str, int]:
-        """Weights of each of the layers' projections, all layers, by the name of its module in vLLM."""
+        """Weights of each projection over all layers, by the name of its module in vLLM."""
         total: dict[str, int] = {}
         for kind in self.attention_layers:
             hidden = self.hidden_size
@@ -138,15 +138,15 @@ class ModelShape:
 
     @property
     def attention_weights(self) -> int:
-        """Weights of the projections, all layers."""
+        """Weights of the projections over all layers."""
         return sum(self.projections.values())
 
     def kv_head_values(self, kind: AttentionLayers) -> int:
-        """Values a layer of this kind caches of a token for one KV head: key and value, or the latent of both."""
+        """Values that a layer of this kind caches for a token and KV head: key and value, or the latent of both."""
         return self.latent.cached if self.latent else kind.head_dim + kind.value_dim
 
     def gpu_kv_values(self, kind: AttentionLayers, tp: int = 1) -> int:
-        """Values of a token that a layer of this kind caches on each of `tp` GPUs, which has one KV head at least."""
+        """Values of a token that a layer of this kind caches on each of `tp` GPUs, each with at least one KV head."""
         return max(1, kind.num_kv_heads // tp) * self.kv_head_values(kind)
 
     @property
@@ -156,25 +156,25 @@ class ModelShape:
 
     @property
     def num_expert_layers(self) -> int:
-        """Layers whose feed-forward is of `intermediate_size`: of a dense model all of them."""
+        """Layers whose feed-forward has `intermediate_size`: in a dense model all of them."""
         return self.num_layers - self.num_dense_layers
 
     @property
     def active_width(self) -> float:
-        """Inner width that a token passes in a layer, in the mean."""
+        """Mean inner width that a token passes in a layer."""
         chosen = max(1, self.experts_per_token) * self.intermediate_size + self.shared_intermediate_size
         inner = self.num_expert_layers * chosen + self.num_dense_layers * self.dense_intermediate_size
         return inner / self.num_layers
 
     @property
     def active_weights(self) -> int:
-        """Weights of all layers that a token is multiplied with."""
+        """Weights of all layers with which a token is multiplied."""
         chosen = self.num_expert_layers * max(1, self.experts_per_token) * self.expert_weights
         return self._weights_beside_experts + chosen
 
     @property
     def num_weights(self) -> int:
-        """All weights but biases and norms, which are well under 0.1 % of them."""
+        """All weights except biases and norms, which are well under 0.1 % of them."""
         experts = self.num_expert_layers * max(1, self.num_experts) * self.expert_weights
         return self._weights_beside_experts + experts + self._table_weights
 
@@ -186,7 +186,7 @@ class ModelShape:
 
     @property
     def fixed_bytes(self) -> float:
-        """Bytes of the layers' weights that every step reads whatever its tokens choose; not a dense feed-forward."""
+        """Bytes of the layers' weights that every step reads, without experts or a dense feed-forward."""
         each = self.bytes_per_weight
         attention = self.attention_weights * each.attention
         beside = self._router_weights + self.other_weights
@@ -200,19 +200,19 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes the weights take on all GPUs of an instance. Tables and router are never quantised."""
+        """Bytes of the weights on all GPUs of an instance. Tables and router are never quantised."""
         return round(self.fixed_bytes + self.expert_bytes + self._table_weights * self.bytes_per_value)
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Bytes of KV cache that a further token takes on all GPUs of an instance, in the layers that keep all tokens.
+        """Bytes of KV cache that one more token takes on all GPUs of an instance, in the layers that keep all tokens.
 
-        Of a model whose layers all have a window, what a token takes while it is within.
+        If all layers have a window, what a token inside the window takes.
         """
         return self.gpu_kv_bytes_per_token(1)
 
     def gpu_kv_bytes_per_token(self, tp: int) -> int:
-        """Of `kv_bytes_per_token` what each of `tp` GPUs keeps, which is one KV head of a layer at least."""
+        """The part of `kv_bytes_per_token` on each of `tp` GPUs, at least one KV head of a layer."""
         growing = [kind for kind in self.attention_layers if not kind.window] or self.attention_layers
         values = sum(kind.num_layers * self.gpu_kv_values(kind, tp) for kind in growing)
         return values * self.kv_bytes_per_value
@@ -230,7 +230,7 @@ class ModelShape:
 
     @property
     def _shared_weights(self) -> int:
-        """Of all layers: what all tokens pass beside the experts, and in place of them."""
+        """Weights of all layers that all tokens pass besides the experts, or in place of them."""
         beside = self.num_expert_layers * self._feed_forward_weights(self.shared_intermediate_size)
         return beside + self.num_dense_layers * self._feed_forward_weights(self.dense_intermediate_size)
 
@@ -241,10 +241,10 @@ class ModelShape:
 
 
 def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
-    """The shape in a `config.json` as transformers writes it, of a family in `families.FAMILIES`; of a model with other
-    parts (vision) its language model's. Keys that are absent have the values of the family's class.
+    """The shape in a `config.json` as transformers writes it, for a family in `families.FAMILIES`.
 
-    Raises ConfigError that names the key which is missing or not known, or which makes the model another kind.
+    Of a model with other parts (vision), the language model's shape. Absent keys have the values of the family's class.
+    Raises ConfigError, with the key that is missing or unknown, or that makes the model another kind.
     """
     quantization = quantization_of(config)
     outer, config = config, _language_part(config)
@@ -287,7 +287,7 @@ def model_shape_of(config: Mapping[str, Any], name: str = "") -> ModelShape:
 
 
 def _language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the language model, with the model type that its class gives it if the part tells none."""
+    """The config of the language model, with its model type if the part does not state one."""
     part = parts_of(config)[-1]
     if part is config or "model_type" in part:
         return part
@@ -296,8 +296,9 @@ def _language_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _kind(read: ConfigReader) -> tuple[Family, ConfigReader, LatentAttention | None]:
-    """The config's family, the reader that has its defaults, and latent attention; ConfigError for what is not known,
-    by its own key before the family's.
+    """The config's family, a reader with its defaults, and its latent attention.
+
+    Raises ConfigError for anything unknown; the config's own keys are named before the family's.
     """
     name = family_name(read)
     family = FAMILIES[name] if name else None
@@ -313,7 +314,7 @@ def _kind(read: ConfigReader) -> tuple[Family, ConfigReader, LatentAttention | N
 def _attention(
     read: ConfigReader, family: Family, latent: LatentAttention | None, layers: int, hidden: int
 ) -> dict[str, Any]:
-    """The fields of a shape that tell of its attention."""
+    """The fields of a shape that describe its attention."""
     if latent:
         heads = read.needed("num_attention_heads", "n_head", "n_heads")
         return {"num_heads": heads, "num_kv_heads": 1, "head_dim": latent.mean_head_dim}
@@ -329,8 +330,8 @@ def _attention(
 
 
 def _weights_beside(read: ConfigReader, family: Family, layers: int, hidden: int) -> dict[str, Any]:
-    """Weights that are neither of attention, feed-forward, nor the tables of words: positions that were learned, and
-    Gemma's inputs of each layer.
+    """Weights outside of attention, feed-forward and word tables: learned positions, and Gemma's inputs of each
+    layer.
     """
     if read.known("word_embed_proj_dim") not in (0, hidden):
         raise read.refuse("word_embed_proj_dim")
@@ -389,7 +390,7 @@ def _dtype_bytes(config: Mapping[str, Any]) -> int:
 
 
 def read_model_shape(directory: Path) -> ModelShape:
-    """The shape of the model in a directory, by its config.json and what stands beside it of quantisation.
+    """The shape of the model in a directory, from its config.json and the quantisation files beside it.
 
     Raises ConfigError without a readable config.json.
     """

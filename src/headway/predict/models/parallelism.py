@@ -1,4 +1,4 @@
-"""Which numbers of GPUs a model can be split over: what vLLM 0.32 refuses is refused here, with its reason."""
+"""Numbers of GPUs over which a model can be split: refuses what vLLM 0.32 refuses, with its reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from headway.errors import ConfigError
 from headway.predict.models.model_shape import ModelShape
 
 _VOCABULARY_PADDING = 64
-"""vLLM pads the tables of words to a multiple of it."""
+"""vLLM pads word tables to a multiple of this."""
 
 
 def check_parallelism(model: ModelShape, tp: int, stages: int) -> None:
@@ -57,7 +57,7 @@ def _check_widths(model: ModelShape, tp: int) -> None:
 
 
 def _check_blocks(model: ModelShape, tp: int) -> None:
-    """Raise ConfigError if a GPU's share of a quantised weight is no whole number of what shares a scale."""
+    """Raise ConfigError if a GPU's share of a quantised weight is not a whole number of scale groups."""
     quantized = model.quantized
     for side in (quantized and quantized.block) or ():
         _check_shares(
@@ -69,7 +69,7 @@ def _check_blocks(model: ModelShape, tp: int) -> None:
 
 
 def _split_sizes(model: ModelShape, tp: int) -> dict[str, float]:
-    """What one of `tp` GPUs has of the sizes that they share, of the parts whose weights are quantised."""
+    """The share of one of `tp` GPUs in each divided size, for the parts with quantised weights."""
     each, wide = model.bytes_per_weight, model.bytes_per_value
     sizes: dict[str, float] = {}
     if each.attention < wide and model.latent:
@@ -87,9 +87,9 @@ def _split_sizes(model: ModelShape, tp: int) -> dict[str, float]:
 
 
 def _split_depths(model: ModelShape, tp: int) -> dict[str, float]:
-    """What one of `tp` GPUs has of the depths that they share, of the parts whose weights are quantised.
+    """The share of one of `tp` GPUs in each divided depth, for the parts with quantised weights.
 
-    Not of experts: vLLM halves a group of theirs that a GPU would have a part of.
+    Without experts: vLLM splits a group of theirs that spans two GPUs.
     """
     each, wide = model.bytes_per_weight, model.bytes_per_value
     depths: dict[str, float] = {}
@@ -103,7 +103,7 @@ def _split_depths(model: ModelShape, tp: int) -> dict[str, float]:
 
 
 def _dense_shares(model: ModelShape, tp: int) -> dict[str, float]:
-    """The widths of what all tokens pass beside experts, and in place of them, if quantised."""
+    """The widths, if quantised, that all tokens pass besides experts or in place of them."""
     if not model.num_experts or model.bytes_per_weight.dense >= model.bytes_per_value:
         return {}
     widths = model.shared_intermediate_size, model.dense_intermediate_size

@@ -1,4 +1,4 @@
-"""What the weights of a quantised checkpoint take, by what its config.json, or a file beside it, says of them."""
+"""Bytes of the weights of a quantised checkpoint, from its config.json or a file beside it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.predict.models.config_reader import parts_of
 from headway.statistics import mean
 
 BESIDE = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""Files beside a config.json that older checkpoints tell of their quantisation in, and the method of each."""
+"""Files beside a config.json in which older checkpoints state their quantisation -> the method."""
 _CONFIGS = ("quantization_config", "compression_config")
 _KEPT_KEYS = (
     "modules_to_not_convert",
@@ -21,10 +21,10 @@ _KEPT_KEYS = (
     "exclude_modules",
     "llm_int8_skip_modules",
 )
-"""Where the methods list the modules that keep 16 bits."""
+"""Keys under which the methods list the modules that keep 16 bits."""
 _SCALE_BYTES = 2
 _SMALL_SCALE_BYTES = 1
-"""Of four-bit floats, whose scales have eight bits."""
+"""Bytes of a scale of four-bit floats."""
 _NVFP4_GROUP = 16
 _MX_GROUP = 32
 _NF4_GROUP = 64
@@ -34,25 +34,25 @@ _IN_ONE = {
     "gate_up_proj": ("gate_proj", "up_proj", "w1", "w3"),
     "down_proj": ("w2",),
 }
-"""Modules of vLLM, and what checkpoints call them or their parts, which vLLM wants quantised alike."""
+"""Modules of vLLM, and the checkpoints' names for them or their parts, which vLLM wants quantised alike."""
 _DENSE = ("mlp", "feed_forward")
 _EXPERT = ("mlp.experts.0", "block_sparse_moe.experts.0", "feed_forward.experts.0")
 _SHARED = ("mlp.shared_experts", "mlp.shared_expert", "feed_forward.shared_expert")
-"""Where families have the modules of a feed-forward."""
+"""Places where families have the modules of a feed-forward."""
 _NESTED = "language_model."
-"""Before the names of a model that has other parts too."""
+"""Prefix of the names in a model that has other parts too."""
 
 Bytes = Callable[[Sequence[str]], float]
-"""Bytes that a weight of a module takes, its share of the scales too, by what the module may be called."""
+"""Bytes of a module's weight, including its share of the scales, by the module's possible names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightBytes:
     """Mean bytes of a weight in each part of the layers.
 
-    `experts` are those tokens choose from, or the feed-forward of a dense model; `dense` is what all tokens pass beside
-    experts: shared ones, and the feed-forward of layers without. `block` is (columns, rows) of a weight that share one
-    scale, where vLLM wants them whole on a GPU; `group` is how many whole numbers of a column do, 0 if all.
+    `experts` are the routed ones, or the feed-forward of a dense model; `dense` is what all tokens pass besides: shared
+    experts, and the feed-forward of layers without experts. `block` is (columns, rows) of the weights that share one
+    scale, if vLLM wants them whole on a GPU; `group` is how many integers of a column do, 0 if all.
     """
 
     attention: float
@@ -63,7 +63,7 @@ class WeightBytes:
 
 
 def quantization_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What a model's config says of quantisation, of its language model first; None if nothing is quantised."""
+    """What a model's config states about quantisation, its language model first; None if nothing is quantised."""
     places = reversed(parts_of(config))
     key, found = next(
         ((key, place[key]) for place in places for key in _CONFIGS if place.get(key)), ("", None)
@@ -84,11 +84,11 @@ def weight_bytes_of(
     projections: Mapping[str, int],
     gated: bool,
 ) -> WeightBytes | None:
-    """Of a model whose unquantised values are `wide` bytes; `with_experts` tells for each layer whether it has any.
-    `projections` are the weights of each module of a layer's attention, `gated` is of its feed-forward.
+    """The bytes of each part's weights; None if nothing is quantised.
 
-    `found` is what `quantization_of` returned. None if nothing is quantised. Raises ConfigError that names the key
-    which is not understood.
+    `found` is the result of `quantization_of`; unquantised values have `wide` bytes. `with_experts` tells for each
+    layer whether it has any, `projections` are the weights of each module of a layer's attention, `gated` is about its
+    feed-forward. Raises ConfigError with a key that is not understood.
     """
     if not found:
         return None
@@ -126,13 +126,13 @@ def weight_bytes_of(
 
 
 def _names(places: Sequence[str], module: str) -> list[str]:
-    """What a module may be called, first as most families do."""
+    """The possible names of a module, the most usual first."""
     names = (*_IN_ONE.get(module, ()), module)
     return [f"{place}.{name}" for place in places for name in names]
 
 
 def kv_bytes_of(found: Mapping[str, Any] | None, wide: int) -> int:
-    """Bytes of a cached value: one where the checkpoint has scales for a cache of eight bits, which vLLM then uses."""
+    """Bytes of a cached value: one if the checkpoint has scales for an eight-bit cache, which vLLM then uses."""
     if not found:
         return wide
     scheme, algorithm = found.get("kv_cache_scheme"), found.get("kv_cache_quant_algo")
@@ -156,7 +156,7 @@ def _eight_bits(_: Mapping[str, Any]) -> Bytes:
 
 
 def _integers(found: Mapping[str, Any]) -> Bytes:
-    """GPTQ, AWQ and AutoRound: whole numbers, a scale and a zero for each group of them."""
+    """GPTQ, AWQ and AutoRound: integers, with a scale and a zero for each group."""
     if found.get("lm_head"):
         raise _not_understood("lm_head", found["lm_head"], "false: an LM head of 16 bits")
     if found.get("data_type", "int") != "int":
@@ -190,13 +190,13 @@ def _modelopt(found: Mapping[str, Any]) -> Bytes:
 
 
 def _mxfp4(_: Mapping[str, Any]) -> Bytes:
-    """Of experts: vLLM multiplies all else in 16 bits."""
+    """Experts only: vLLM multiplies everything else in 16 bits."""
     small = _grouped(4, _MX_GROUP, _SMALL_SCALE_BYTES)
     return lambda modules: small if ".experts." in modules[0] else 2.0
 
 
 def _compressed_tensors(found: Mapping[str, Any]) -> Bytes:
-    """Groups of modules, each with a scheme of its own; modules in no group keep 16 bits."""
+    """Groups of modules, each with its own scheme; modules in no group keep 16 bits."""
     groups = found.get("config_groups")
     if not isinstance(groups, Mapping) or not groups or not all(map(_is_group, groups.values())):
         raise _not_understood("config_groups", groups, "an object of groups with targets and weights")
@@ -249,7 +249,7 @@ def _block(found: Mapping[str, Any]) -> tuple[int, int] | None:
     schemes = [group.get("weights") or {} for group in groups.values()] if isinstance(groups, Mapping) else []
     blocks = [found.get("weight_block_size"), *(scheme.get("block_structure") for scheme in schemes)]
     block = next(filter(None, blocks), None)
-    if isinstance(block, str):  # as older compressed-tensors wrote it: 128x128
+    if isinstance(block, str):  # older compressed-tensors wrote 128x128
         block = [int(side) for side in block.split("x") if side.isdigit()]
     if block is None:
         return _MODELOPT_BLOCK if str(found.get("quant_algo")).upper() == "FP8_PB_WO" else None
@@ -277,7 +277,9 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], Bytes]] = {
 
 
 def _grouped(bits: int, group: object, group_bytes: float) -> float:
-    """Bytes of a weight of so many bits with its share of what a group keeps; one scale a column or tensor is none."""
+    """Bytes of a weight of this many bits with its share of a group's data; a scale for a column or tensor counts
+    as none.
+    """
     return bits / 8 + (group_bytes / group if isinstance(group, int) and group > 0 else 0)
 
 
@@ -290,7 +292,7 @@ _MODELOPT_BYTES = {
     "W4A16_NVFP4": _grouped(4, _NVFP4_GROUP, _SMALL_SCALE_BYTES),
 }
 _MODELOPT_DEFAULT = {"modelopt_mxfp8": "MXFP8"}
-"""What a method means whose `quant_algo` is not told."""
+"""The meaning of a method whose `quant_algo` is not stated."""
 _MODELOPT_BLOCK = (128, 128)
 
 
@@ -334,7 +336,7 @@ def _means(patterns: Sequence[str], modules: Sequence[str]) -> bool:
 
 
 def _matches(pattern: str, module: str) -> bool:
-    """Whether a pattern means the module: `re:` and an expression, or whole parts of its dotted name, `*` for any."""
+    """Whether a pattern matches the module: `re:` and an expression, or whole parts of its dotted name, `*` for any."""
     if pattern.startswith("re:"):
         return any(_matches_expression(pattern[3:], name) for name in (module, module.removeprefix(_NESTED)))
     parts = re.escape(pattern).replace(r"\*", ".*")

@@ -1,4 +1,4 @@
-"""Work of a step, counted: floating-point operations and bytes of memory traffic."""
+"""Counts the work of a step: floating-point operations and bytes of memory traffic."""
 
 from __future__ import annotations
 
@@ -29,11 +29,10 @@ class StepWork(NamedTuple):
 class Roofline:
     """Counts what one of an instance's GPUs does in a step.
 
-    Real operations and real bytes, with grouped-query attention, gated feed-forward, causal attention, the
-    current chunk, and the LM head for one position a job. Tensor parallelism divides weights, heads and
-    inner activations; activations as wide as the hidden size stay whole on each GPU, and a GPU holds at
-    least one KV head. Layers with a sliding window read and multiply what is in it. Of several experts, those are
-    read that are expected to be chosen by some token.
+    Counts real operations and bytes, with grouped-query attention, gated feed-forward, causal attention, the current
+    chunk, and the LM head for one position a job. Tensor parallelism divides weights, heads and inner activations;
+    activations as wide as the hidden size stay whole on each GPU, and a GPU holds at least one KV head. Layers with a
+    sliding window only process the window. Of several experts, those count that some token is expected to choose.
     Source: Ascendra section 4.2, corrected; the attention of FlashAttention-2 (Dao 2023).
     """
 
@@ -90,7 +89,7 @@ class Roofline:
         )
 
     def _experts_read(self, num_tokens: int) -> float:
-        """Share of the feed-forward weights that some token needs, if tokens choose evenly."""
+        """Share of the expert weights that some token needs, if tokens choose evenly."""
         model = self.model
         if not model.num_experts:
             return 1.0

@@ -1,1 +1,1 @@
-"""AdaptiveLLM's recompute analyser: prefill rows, 80 regressors, and which one is best."""
+"""AdaptiveLLM's recompute analyser: measured prefills, 80 regressors, and which one is best."""

@@ -1,4 +1,4 @@
-"""AdaptiveLLM's recompute analyser: which of 80 regressors tells a prefill's time best."""
+"""AdaptiveLLM's recompute analyser: finds which of 80 regressors predicts a prefill's time best."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REGRESSORS = (
 DEGREES = tuple(range(1, 11))
 QUICK_DEGREES = (1, 2, 3)
 _PENALTY = 1e-4
-"""Of Lasso and ElasticNet, whose target is seconds: scikit-learn's 1.0 would answer the mean to everything."""
+"""Penalty of Lasso and ElasticNet. The target is in seconds, so scikit-learn's 1.0 would always predict the mean."""
 
 Tell = Callable[[float, str], None]
 
@@ -44,8 +44,7 @@ class RegressorCell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedCell:
-    """A fitted cell and its MAPE: on the steps held out, on the medians of their configurations, on those of one
-    prompt, and on the unseen shape.
+    """A fitted cell and its MAPE on held-out steps, their medians, single prompts, and the unseen shape.
 
     None where there is nothing to judge by.
     """
@@ -59,7 +58,7 @@ class JudgedCell:
 
 
 def require_scikit_learn() -> None:
-    """Raise ConfigError, naming the extra, if scikit-learn is not there; asked before anything is measured."""
+    """Raise ConfigError, naming the extra, if scikit-learn is missing; called before anything is measured."""
     try:
         import sklearn  # noqa: F401
     except ModuleNotFoundError as error:
@@ -74,12 +73,12 @@ def cells(degrees: Sequence[int] = DEGREES) -> list[RegressorCell]:
 def judge_cells(
     rows: RecomputeRows, parts: Split, grid: Sequence[RegressorCell], tell: Tell
 ) -> list[JudgedCell]:
-    """Every cell fitted to the same learned rows and judged on the same others, in the grid's order.
+    """Fit every cell to the same training rows, and judge it on the same others, in the grid's order.
 
     A few minutes for all 80 and 2,000 rows on two cores.
 
-    Source: AdaptiveLLM, recompute-cost analyser: scikit-learn's
-    polynomial features without bias, standardised, then the regressor; squared errors in seconds.
+    Source: AdaptiveLLM, recompute-cost analyser: scikit-learn's polynomial features without bias, standardised, then
+    the regressor; squared errors in seconds.
     """
     require_scikit_learn()
     judged = []
@@ -90,9 +89,9 @@ def judge_cells(
 
 
 def best_of(judged: Sequence[JudgedCell]) -> JudgedCell:
-    """The cell of least error on held-out configurations, the lower degree first among equals.
+    """The cell with the least error on held-out configurations; among equals the one of lower degree.
 
-    The unseen shape plays no part in the choice, so it judges the chosen one without favour.
+    The unseen shape plays no part in the choice, so it judges the chosen cell fairly.
     """
     return min(judged, key=lambda found: (found.held_out, found.cell.degree, found.cell.regressor))
 
@@ -106,7 +105,7 @@ def features(rows: RecomputeRows, steps: Sequence[PrefillStep]) -> Array:
 def _judge(rows: RecomputeRows, parts: Split, cell: RegressorCell) -> JudgedCell:
     regressor = _pipeline(cell)
     with warnings.catch_warnings():
-        # Columns of a high degree are nearly parallel; what becomes of that is what the table shows.
+        # Columns of a high degree are nearly parallel; the table shows what that does.
         warnings.simplefilter("ignore")
         regressor.fit(features(rows, parts.learned), np.array([step.seconds for step in parts.learned]))
 
@@ -137,7 +136,7 @@ def _pipeline(cell: RegressorCell) -> Any:
 
 
 def _regressor(name: str) -> Any:
-    """scikit-learn's own, as it sets them up."""
+    """scikit-learn's regressor with its default settings."""
     from sklearn import ensemble, linear_model, neighbors, tree
 
     made: dict[str, Callable[[], Any]] = {

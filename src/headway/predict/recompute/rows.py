@@ -1,4 +1,4 @@
-"""Measured prefills and copies, and how they are parted into those to fit and those to judge."""
+"""Measured prefills and copies, and their split into training and test rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Configuration = tuple[str, int, int]
 class PrefillStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One measured step of `batch` whole prompts of `tokens` tokens each, and nothing else.
 
-    `seconds` is the step's whole time on the host's clock: schedule, model, sampling and update.
+    `seconds` is the step's whole time by the host's clock: schedule, model, sampling and update.
     """
 
     model: str
@@ -39,7 +39,7 @@ class PrefillStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         return (self.model, self.tokens, self.batch)
 
     def shape(self) -> BatchShape:
-        """What the step costs by. O(batch)."""
+        """The shape that determines the step's cost. O(batch)."""
         shape = BatchShape()
         for _ in range(self.batch):
             shape.add(self.tokens, 0)
@@ -47,7 +47,7 @@ class PrefillStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class BlockCopy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A copy of so many bytes of a model's KV blocks one way, the median of several."""
+    """A copy of this many bytes of a model's KV blocks in one direction, the median of several."""
 
     model: str
     direction: Literal["to_host", "to_device"]
@@ -56,9 +56,9 @@ class BlockCopy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class RecomputeRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was measured, on what, when and by which plan; steps are in the order they were taken.
+    """What was measured, on what, when and by which plan; steps are in the order of measurement.
 
-    `noise` is what `noise_of` says of steps of one kind, measured first, of the noisiest model; None in older files.
+    `noise` is the `noise_of` repeated steps, measured first, for the noisiest model; None in older files.
     """
 
     format: Literal["headway-recompute-rows"] = "headway-recompute-rows"
@@ -80,18 +80,18 @@ class RecomputeRows(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def noise_of(seconds: Sequence[float]) -> float:
-    """By how much times of the very same step differ from their median, in the mean, as a share of it."""
+    """Mean relative deviation of repeated steps from their median."""
     middle = median(seconds)
     return mean(abs(each - middle) for each in seconds) / middle
 
 
 def write_rows(path: Path, rows: RecomputeRows) -> None:
-    """Write `rows` to `path`; a reader never finds half of it."""
+    """Write `rows` to `path` atomically."""
     write_json(path, rows, indent=1)
 
 
 def load_rows(path: Path) -> RecomputeRows:
-    """What a rows file holds, checked. Raises ConfigError for one that is missing, broken or of another version."""
+    """Load and check a rows file. Raises ConfigError for one that is missing, broken or of another version."""
     try:
         rows = msgspec.json.decode(path.read_bytes(), type=RecomputeRows)
     except OSError as error:
@@ -107,17 +107,17 @@ def load_rows(path: Path) -> RecomputeRows:
 
 
 HELD_OUT_SHARE = 0.2
-"""Of the configurations. Source: AdaptiveLLM, recompute-cost analyser (of the rows, there)."""
+"""Share of the configurations that are held out. Source: AdaptiveLLM, recompute-cost analyser (there, of the rows)."""
 MIN_DEPTHS = 3
-"""Different depths without which holding out a whole shape would only ask for a guess."""
+"""Least number of different depths for holding out a whole shape; with fewer, predicting it would be a guess."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Measured steps in three parts, each in the order they were taken.
+    """Measured steps in three parts, each in the order of measurement.
 
-    Rows of one configuration are never in two parts: repetitions would let a model recite what it has seen.
-    `unseen_shape` is the model of which nothing was learned, None where too few were measured.
+    Rows of one configuration are always in one part: otherwise a model could memorise repetitions. `unseen_shape` is
+    the model that is held out, None if too few were measured.
     """
 
     learned: tuple[PrefillStep, ...]
@@ -127,7 +127,7 @@ class Split:
 
 
 def split(rows: RecomputeRows, seed: int = 0) -> Split:
-    """One whole shape apart, then a fifth of the other configurations drawn by `seed`."""
+    """Hold out one whole shape, then a fifth of the other configurations, drawn by `seed`."""
     unseen = unseen_shape(rows.models)
     seen = [step for step in rows.steps if step.model != unseen]
     configurations = sorted({step.configuration for step in seen})
@@ -142,7 +142,7 @@ def split(rows: RecomputeRows, seed: int = 0) -> Split:
 
 
 def medians(steps: Iterable[PrefillStep]) -> tuple[PrefillStep, ...]:
-    """One step for each configuration, with the median of its repetitions, which other work moves least."""
+    """One step for each configuration, with the median of its repetitions, which resists disturbances."""
     seconds: dict[Configuration, list[float]] = {}
     for step in steps:
         seconds.setdefault(step.configuration, []).append(step.seconds)
@@ -153,7 +153,7 @@ def medians(steps: Iterable[PrefillStep]) -> tuple[PrefillStep, ...]:
 
 
 def unseen_shape(models: Sequence[ModelShape]) -> str | None:
-    """The widest model of middle depth, so that what is asked about it lies between what is known."""
+    """The widest model of middle depth, so that predicting it is an interpolation."""
     depths = sorted({model.num_layers for model in models})
     if len(depths) < MIN_DEPTHS:
         return None

@@ -1,4 +1,4 @@
-"""How AdaptiveLLM's regressors and swap laws do beside this project's own model."""
+"""Compares AdaptiveLLM's regressors and swap laws with this project's own model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from headway.predict.steps.law import MIN_ROWS, fit_step_time
 from headway.predict.steps.step_time import READY_STEPS, StepTimeModel
 
 MIN_SIZES = 4
-"""Different sizes of copy one way: two to fit a line, two to judge it."""
+"""Different sizes of copy needed in one direction: two to fit a line, two to judge it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class SwapErrors:
 
 
 def swap_errors(copies: Sequence[BlockCopy]) -> SwapErrors:
-    """For each model and way a law of every other size, the least and the largest among them, judged on the rest.
+    """Fit a law to every other size for each model and direction, with the smallest and largest; judge it on the rest.
 
     Raises ConfigError if no model was copied in at least four sizes each way.
     """
@@ -50,7 +50,7 @@ def swap_errors(copies: Sequence[BlockCopy]) -> SwapErrors:
 
 
 def _pairs(copies: Iterable[BlockCopy], direction: str) -> list[tuple[float, float]]:
-    """Measured and predicted seconds of the held-out copies one way."""
+    """Measured and predicted seconds of the held-out copies in one direction."""
     by_model: dict[str, list[tuple[int, float]]] = {}
     for copy in copies:
         if copy.direction == direction:
@@ -68,8 +68,9 @@ LAW = "step-time law"
 ONLINE = "step-time model"
 MACHINE = "machine itself"
 MOST_NOISE = 0.1
-"""Where steps of one kind differ by more, an error is of the machine and not of what predicts it (ours: twice what an
-idle machine of two cores shows)."""
+"""If repeated steps differ by more, errors are the machine's and not the predictor's (ours: twice what an idle
+machine of two cores shows).
+"""
 _ASKED = 200
 """Questions over which the time of one is averaged."""
 
@@ -78,10 +79,10 @@ Predict = Callable[[PrefillStep], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecomputeContender:
-    """One way to tell a prefill's time: its MAPE, and the seconds one question takes.
+    """One way to predict a prefill's time: its MAPE, and the seconds one question takes.
 
     `on_medians` is of the medians of the held-out configurations, `alone` of steps of one prompt, which is what an
-    eviction asks about. None where it cannot answer.
+    eviction asks about. None if it cannot answer.
     """
 
     name: str
@@ -92,7 +93,7 @@ class RecomputeContender:
     asking_s: float | None = None
 
     def to_dict(self) -> dict[str, object]:
-        """What scripts read: fractions and seconds."""
+        """The contender for scripts: fractions and seconds."""
         return {
             "name": self.name,
             "held_out": self.held_out,
@@ -120,16 +121,18 @@ class RecomputeVerdict:
 
     @property
     def noise(self) -> float:
-        """How far the best possible prediction is off: the more of what was measured first and what is known after."""
+        """The error of the best possible prediction: the larger of the noise measured first and that known
+        afterwards.
+        """
         known = next(found.held_out for found in self.contenders if found.name == MACHINE)
         return max(known or 0.0, self.rows.noise or 0.0)
 
     @property
     def better(self) -> str:
-        """ANALYSER or ONLINE, whichever can be asked at decision time and is less wrong about held-out prefills.
+        """ANALYSER or ONLINE: among those usable at decision time, the one with less error on held-out prefills.
 
-        The law is no candidate of its own: it needs a profile of the served model, and the online model starts
-        from it where there is one.
+        The law is no candidate of its own: it needs a profile of the served model, and the online model starts from it
+        if there is one.
         """
         errors = {found.name: found.held_out for found in self.contenders}
         analyser, online = errors[ANALYSER], errors[ONLINE]
@@ -137,7 +140,7 @@ class RecomputeVerdict:
         return ONLINE if online is not None and online <= analyser else ANALYSER
 
     def to_dict(self) -> dict[str, object]:
-        """What scripts read: the two figures of the paper first, then how they came about."""
+        """The verdict for scripts: the two figures of the paper first, then their derivation."""
         rows, parts, chosen = self.rows, self.parts, self.chosen
         return {
             "recompute_error": {
@@ -177,7 +180,7 @@ def judge(
 ) -> RecomputeVerdict:
     """Fit and compare everything on the rows of a file; minutes for all ten degrees, seconds for the first three.
 
-    Raises ConfigError, saying what is missing, where too little was measured.
+    Raises ConfigError, saying what is missing, if too little was measured.
     """
     missing = missing_in(rows, seed)
     if missing:
@@ -191,7 +194,7 @@ def judge(
 
 
 def missing_in(rows: RecomputeRows, seed: int = 0) -> list[str]:
-    """What the rows still lack to be judged by; empty when there is enough."""
+    """What the rows still lack to be judged; empty when there is enough."""
     parts = split(rows, seed)
     learned = _by_model(parts.learned)
     seen = [model.name for model in rows.models if model.name != parts.unseen_shape]
@@ -220,7 +223,7 @@ def _analyser(rows: RecomputeRows, chosen: JudgedCell) -> RecomputeContender:
 
 
 def _law(parts: Split) -> RecomputeContender:
-    """One law for each model, of the rows the analyser learned from; of a model without rows it knows nothing."""
+    """One law for each model, fitted to the analyser's training rows; none for a model without rows."""
     laws = {
         model: fit_step_time([(s.shape(), s.seconds) for s in steps], held_out_every=len(steps) + 1).law
         for model, steps in _by_model(parts.learned).items()
@@ -233,9 +236,9 @@ def _law(parts: Split) -> RecomputeContender:
 
 
 def _online(rows: RecomputeRows, parts: Split) -> RecomputeContender:
-    """One model for each model, taught of the learned rows what serving would learn from, in the order of the steps.
+    """One online model for each model, taught the training rows that serving would learn from, in order.
 
-    Of the unseen shape it sees the steps until it answers, as serving would too, and is judged on the rest.
+    Of the unseen shape it sees steps until it answers, as serving would too, and is judged on the rest.
     """
     taught = {
         model: _taught(rows, model, steps)

@@ -1,1 +1,1 @@
-"""What steps and KV copies cost: measured, of a catalogue GPU, or learned while serving."""
+"""Costs of steps and KV copies: measured, of a catalogue GPU, or learned while serving."""

@@ -1,4 +1,4 @@
-"""How engines launch attention where a step has prompts and decodes: in one kernel, or in one for each."""
+"""How engines launch attention in a step with prompts and decodes: in one kernel, or in one for each."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from headway.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionKernels:
-    """The kernel layout of an engine version, and where it is read off.
+    """The kernel layout of an engine version, and its source.
 
-    `shared`: decodes beside prompts run in the kernel of the prompts, which on GPUs with FlashAttention 2 splits
-    neither their keys nor shares their KV heads. Else they have a kernel of their own in every step, as in steps of
-    decodes alone. `vllm_backend` is the value of vLLM's `--attention-backend` that serves so; empty where today's vLLM
-    cannot.
+    `shared`: decodes beside prompts run in the kernel of the prompts, which on GPUs with FlashAttention 2 neither
+    splits their keys nor shares their KV heads. Otherwise they have a kernel of their own in every step, as in steps of
+    decodes alone. `vllm_backend` is the value of vLLM's `--attention-backend` with this layout; empty if today's vLLM
+    has none.
     """
 
     name: str
@@ -62,11 +62,11 @@ _ROWS = (
 ATTENTION_KERNELS = {row.name: row for row in _ROWS}
 """The engine versions that a flag can name."""
 DEFAULT_ATTENTION = "flash-attn"
-"""What vLLM 0.32 takes by itself on the GPUs that were measured."""
+"""vLLM 0.32's default on the GPUs that were measured."""
 
 
 def attention_kernels(name: str) -> AttentionKernels:
-    """The layout of a named engine version; ConfigError for an unknown name."""
+    """The layout of a named engine version. Raises ConfigError for an unknown name."""
     if name not in ATTENTION_KERNELS:
         raise ConfigError.of("attention", repr(name), ", ".join(ATTENTION_KERNELS))
     return ATTENTION_KERNELS[name]

@@ -1,4 +1,4 @@
-"""How long a padded batch occupies an instance: the mean of the nearest batches that were served."""
+"""Predicts how long a padded batch occupies an instance, from the nearest batches that were served."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ _LEAST_ERROR_SHARE = 0.2
 _MAX_ROWS = 4096
 _MAX_PENDING = 4096
 _NEAR = 1e-9
-"""Standardised distance, squared, added to each: a batch that was seen before decides alone, and none divides by 0."""
+"""Added to each squared standardised distance: a batch seen before decides alone, without a division by 0."""
 
 BatchRow = tuple[int, int, int, float]
 """Members, prompt tokens, output tokens, seconds."""
 
 
 class BatchTimeModel:
-    """The mean seconds of the 5 nearest batches, nearer ones counting more, by (members, L, G).
+    """The mean seconds of the 5 nearest batches by (members, L, G), weighted by nearness.
 
-    Each of the three is divided by its standard deviation over the rows. It starts from a grid; what was served
-    waits until `refit`, every 2 minutes: there each batch is estimated again from the length it really had, and
-    those off by more than 2 s and 20 % become rows. Of 4,096 rows the oldest served one leaves for a new one; the
-    grid stays, since nothing else speaks of batches that are rare.
-    Source: Magnus, serving time estimator (spec 2.6); k and the weights are ours.
+    Each of the three is divided by its standard deviation over the rows. The model starts from a grid. Served batches
+    wait until `refit`, every 2 minutes: there each batch is estimated again from its real length, and those off by more
+    than 2 s and 20 % become rows. Beyond 4,096 rows the oldest served one is dropped; the grid stays, since only the
+    grid covers rare batches. Source: Magnus, serving time estimator (spec 2.6); k and the weights are ours.
     """
 
     def __init__(
@@ -57,12 +56,12 @@ class BatchTimeModel:
 
     @property
     def num_rows(self) -> int:
-        """Batches it knows."""
+        """Number of known batches."""
         return len(self._seconds)
 
     @property
     def rows(self) -> list[BatchRow]:
-        """All batches it knows or has been told of, those told of last at the end."""
+        """All batches, with those not learned from yet at the end."""
         return [*self._grid, *self._learned, *self._pending]
 
     def predict(self, size: int, prompt_tokens: int, output_tokens: int) -> float:
@@ -77,7 +76,7 @@ class BatchTimeModel:
         return float(weights @ self._seconds[near] / weights.sum())
 
     def observe(self, size: int, prompt_tokens: int, output_tokens: int, seconds: float) -> None:
-        """A batch whose longest answer had `output_tokens` was served in `seconds`; learned from at `refit`."""
+        """A batch whose longest answer had `output_tokens` took `seconds`; learned from at `refit`."""
         if seconds > 0:
             self._pending.append((size, prompt_tokens, output_tokens, seconds))
 

@@ -1,4 +1,4 @@
-"""What an engine on one machine costs, and the file in which `headway profile` keeps it."""
+"""Costs of an engine on one machine, and the file in which `headway profile` stores them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from headway.predict.steps.law import StepTimeFit
 
 
 class StepSeconds(Protocol):
-    """Seconds a step takes, without noise."""
+    """Seconds of a step, without noise."""
 
     def step_s(self, shape: BatchShape) -> float:
         """Seconds of one step of this shape, more than 0. O(1)."""
@@ -27,7 +27,7 @@ class StepSeconds(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphedStep:
-    """A step law, and what a step of more tokens than CUDA graphs hold takes besides."""
+    """A step law, plus the extra time of steps with more tokens than CUDA graphs hold."""
 
     kernels: StepSeconds
     ungraphed_s: float
@@ -41,14 +41,14 @@ class GraphedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """One model on one instance (all of its GPUs together), measured here or fitted to published times.
+    """Costs of one model on one instance (all of its GPUs together), measured here or fitted to published times.
 
-    `host_s`, and `host_job_s` more for each job of the step, is what the host needs before the device can
-    start; asynchronous scheduling hides it behind the step before, so it is not part of `step.step_s`.
-    `ungraphed_s` is what a step beyond CUDA graphs takes besides, whose kernels are launched one by one.
-    `residuals` are measured over predicted seconds, as ascending quantiles at equal distances, of steps the
-    fit has not seen; (1.0,) where nothing was measured. `model` is what policies' own models start from; None:
-    its sizes are not known. `kv_bytes` is the memory for KV on all its GPUs, 0 if only the tokens it holds are known.
+    `host_s`, plus `host_job_s` for each job of the step, is what the host needs before the device can start;
+    asynchronous scheduling hides it behind the step before, so it is not part of `step.step_s`. `ungraphed_s` is the
+    extra time of a step beyond CUDA graphs, whose kernels are launched one by one. `residuals` are measured over
+    predicted seconds of held-out steps, as ascending equidistant quantiles; (1.0,) if nothing was measured. `model` is
+    what policies' own models start from; None: unknown sizes. `kv_bytes` is the memory for KV on all its GPUs, 0 if
+    only the number of tokens is known.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Calibration:
     model: ModelShape | None = None
 
     def step_with(self, graphed_tokens: int) -> StepSeconds:
-        """The step law of an engine whose CUDA graphs hold steps of so many tokens at most, 0 if it has none."""
+        """The step law of an engine whose CUDA graphs hold steps of at most this many tokens, 0 without graphs."""
         if not self.ungraphed_s:
             return self.step
         return GraphedStep(kernels=self.step, ungraphed_s=self.ungraphed_s, graphed_tokens=graphed_tokens)
@@ -78,7 +78,7 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One measured step, kept so that the fit can be made again."""
+    """One measured step, kept so that the fit can be repeated."""
 
     num_jobs: int
     num_tokens: int
@@ -90,9 +90,7 @@ class MeasuredStep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class EngineDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an engine is served if nothing is said: its sizes, and, of one that was measured, the flags of vLLM that were
-    given for it and say no size.
-    """
+    """An engine's defaults: its sizes, and, if it was measured, vLLM's other flags at the time."""
 
     max_num_seqs: _Count
     max_num_batched_tokens: _Count
@@ -101,12 +99,12 @@ class EngineDefaults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was measured, on what, when, and how well the fit holds.
+    """What was measured, on what, when, and how good the fit is.
 
-    `model` is the name or directory that was served, `measured_on` the day as the caller writes it.
-    `to_host` and `to_device` carry one block or more at a time. `graphed_tokens` of a step were held by CUDA graphs at
-    most, 0 if there were none. `kv_blocks` are those that groups of layers with sliding windows share; 0 where all
-    layers keep all tokens, and `kv_capacity_tokens` tells. Sizes are of one instance, all GPUs together.
+    `model` is the name or directory that was served, `measured_on` the day as the caller writes it. `to_host` and
+    `to_device` carry one block or more at a time. `graphed_tokens` is the largest step in CUDA graphs, 0 without
+    graphs. `kv_blocks` are those shared by groups of layers with sliding windows; 0 if all layers keep all tokens, for
+    which `kv_capacity_tokens` is given. Sizes are of one instance, all GPUs together.
     """
 
     format: Literal["headway-cost"] = "headway-cost"
@@ -130,7 +128,7 @@ class CostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     rows: tuple[MeasuredStep, ...] = ()
 
     def calibration(self) -> Calibration:
-        """What the simulator and the policies need of it."""
+        """The part that simulator and policies need."""
         errors = self.step.held_out
         return Calibration(
             name=self.machine,
@@ -164,13 +162,15 @@ def measured_step(shape: BatchShape, seconds: float) -> MeasuredStep:
 
 
 def write_cost_file(path: Path, cost: CostFile) -> None:
-    """Write `cost` to `path`; it appears by one rename, so a reader never finds half of it."""
+    """Write `cost` to `path` by one rename, so that no reader finds half of it."""
     write_json(path, cost, indent=1)
 
 
 def load_cost_file(path: Path) -> CostFile:
-    """The contents of a cost file, checked. Raises ConfigError for one that is missing, not of this version, or
-    with numbers that cannot be, such as a bandwidth of 0.
+    """Load and check a cost file.
+
+    Raises ConfigError for one that is missing, not of this version, or with impossible numbers, such as a bandwidth of
+    0.
     """
     try:
         raw = msgspec.json.decode(path.read_bytes())
@@ -195,7 +195,7 @@ def load_cost_file(path: Path) -> CostFile:
 
 
 def _unknown(raw: Mapping[str, object], known: Mapping[str, object]) -> str | None:
-    """The first key of nested objects that the format does not have: dataclasses would drop it silently."""
+    """The first key of nested objects that the format lacks: dataclasses would drop it silently."""
     for key, value in raw.items():
         if key not in known:
             return key

@@ -1,4 +1,4 @@
-"""Seconds of a copy of KV between device and host: fitted to measurements, or learned while serving."""
+"""Seconds of a KV copy between device and host: fitted to measurements, or learned while serving."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class TransferModel:
     bytes_per_s: Annotated[float, msgspec.Meta(gt=0)]
 
     def seconds(self, num_bytes: int) -> float:
-        """Seconds a copy of `num_bytes` takes; 0 for nothing."""
+        """Seconds of a copy of `num_bytes`; 0 for nothing."""
         return self.start_s + num_bytes / self.bytes_per_s if num_bytes else 0.0
 
 
 def fit_transfer(rows: Sequence[tuple[int, float]]) -> TransferModel:
-    """The law of measured copies, pairs of bytes and seconds, with the relative errors made small.
+    """Fit measured copies, pairs of bytes and seconds, with small relative errors.
 
-    Raises ConfigError for fewer than two different sizes, or where larger copies do not take longer.
+    Raises ConfigError for fewer than two different sizes, or if larger copies do not take longer.
     """
     if len({num_bytes for num_bytes, _ in rows}) < 2 or any(not seconds > 0 for _, seconds in rows):
         raise ConfigError(
@@ -48,17 +48,17 @@ _FORGETTING = 0.96
 _PRIOR_BLOCKS = (1, 256)
 """A prior counts as two copies, a small and a large one, which fade like any others."""
 _ONE_SIZE = 1e-6
-"""Variance of the sizes seen, relative to their mean square, below which they say nothing of the start."""
+"""Relative variance of the sizes below which they say nothing about the start."""
 
 
 class CopyTimeModel:
-    """Copy time = a + b blocks, neither below 0; 0 while no copy was seen, so that the first one is tried.
+    """Copy time = a + b blocks, neither negative; 0 until a copy was seen, so that the first one is tried.
 
-    A caller may count in another unit of KV than blocks, as long as it always counts in the same.
+    A caller may count in another unit of KV than blocks, consistently.
 
-    Relative errors are made small by least squares with forgetting, kept as five sums. Where all copies had
-    one size, time is taken as proportional to it. Source: AdaptiveLLM section 1.5 (bytes / bandwidth each
-    way), with the start that many small copies have.
+    Uses least squares on relative errors with forgetting, kept as five sums. If all copies had one size, time is
+    proportional to it. Source: AdaptiveLLM section 1.5 (bytes / bandwidth each way), plus the fixed start, which
+    matters for many small copies.
     """
 
     def __init__(self, prior: TransferModel | None = None, *, block_bytes: int = 0) -> None:
@@ -69,7 +69,7 @@ class CopyTimeModel:
                 self.observe(num_blocks, prior.seconds(num_blocks * block_bytes))
 
     def seconds(self, num_blocks: int) -> float:
-        """Predicted seconds of a copy of so many blocks; 0 for none."""
+        """Predicted seconds of a copy of this many blocks; 0 for none."""
         return self._start_s + self._block_s * num_blocks if num_blocks else 0.0
 
     def observe(self, num_blocks: int, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""Seconds of a step on a catalogue device: the sum of its kernels."""
+"""Seconds of a step on a catalogue GPU: the sum of its kernels."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _DOUBLINGS = 18
 _COUNTS = tuple(
     sorted({round(2 ** (knot / _KNOTS_A_DOUBLING)) for knot in range(_KNOTS_A_DOUBLING * _DOUBLINGS + 1)})
 )
-"""Counts of tokens, jobs or context at which kernels are asked; between them time is taken as linear."""
+"""Counts of tokens, jobs or context at which kernels are evaluated, with linear interpolation."""
 _NORMS_A_LAYER = 2
 _NORM_PASSES = 4
-"""Read hidden and residual, write both."""
+"""Passes over memory: read hidden and residual, write both."""
 _LAUNCHES_A_LAYER = 5
 """Two norms, the rotation, the write to the cache, the activation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU as the step law sees it. `link_ratio` stretches measured collectives to this device's link."""
+    """One GPU as the step law sees it. `link_ratio` scales measured collectives to this device's link."""
 
     peaks: Peaks
     kernels: Kernels
@@ -74,7 +74,7 @@ class _Attention:
         return prompts + self._decode_curve(decodes, shared).at(context)
 
     def _decode_curve(self, sequences: int, shared: bool) -> Curve:
-        """Seconds by context; `shared`: in the kernel of the prompts beside them."""
+        """Seconds by context; `shared`: in the prompts' kernel."""
         key = -sequences if shared else sequences
         curve = self._decodes.get(key)
         if curve is None:
@@ -106,11 +106,11 @@ class _Attention:
 
 
 class DeviceStep:
-    """Step time = matrix products + attention + collectives + small kernels + what every step costs.
+    """Step time = matrix products + attention + collectives + small kernels + a constant.
 
-    What depends on the number of tokens alone, or of jobs, or on the mean context of a number of decodes,
-    is kept as a curve that never falls: measured kernels do where another tile size is chosen, and a
-    policy must not gain from that. Decode curves are made when first needed, one a number of decodes.
+    Whatever depends only on the number of tokens, or of jobs, or on the mean context of a number of decodes, is stored
+    as a curve that never falls. Measured kernels do fall where another tile size is chosen, and a policy must not
+    exploit that. Decode curves are made on demand, one for each number of decodes.
     """
 
     def __init__(self, gpu: Gpu, model: ModelShape, tp: int = 1) -> None:
@@ -125,12 +125,12 @@ class DeviceStep:
         return self._tokens.at(shape.num_tokens) + self._jobs.at(shape.num_jobs) + self.attention_s(shape)
 
     def layers_s(self, tokens: int) -> float:
-        """Seconds of all that depends on the number of tokens alone, all layers."""
+        """Seconds of everything that depends on the number of tokens alone, over all layers."""
         layer = self.products_s(tokens) + self.collectives_s(tokens) + self._small_s(tokens)
         return self._model.num_layers * layer
 
     def products_s(self, tokens: int) -> float:
-        """Seconds of one layer's matrix products; the mean where layers differ."""
+        """Seconds of one layer's matrix products; the mean if layers differ."""
         model = self._model
         attention = self._attention_products_s(tokens)
         if not model.num_experts:
@@ -145,7 +145,7 @@ class DeviceStep:
         return self._mean(lambda kind: self._kind_products_s(tokens, kind))
 
     def _mean(self, of_layer: Callable[[_Attention], float]) -> float:
-        """What a layer takes in the mean of all kinds."""
+        """The mean over all kinds of layers."""
         if len(self._kinds) == 1:
             return of_layer(self._kinds[0])
         total = sum(each.kind.num_layers * of_layer(each) for each in self._kinds)
@@ -173,7 +173,7 @@ class DeviceStep:
         return gpu.kernels.gemm_s(gpu.peaks, tokens, columns, depth, self._model.bytes_per_value, weight)
 
     def _experts_s(self, tokens: int) -> float:
-        """Router, the experts expected to be chosen by some token, if tokens choose evenly, and the shared ones."""
+        """Router, the experts that some token is expected to choose (evenly), and the shared ones."""
         model, gpu = self._model, self._gpu
         idle = float((1 - model.experts_per_token / model.num_experts) ** tokens)
         read = self._weight.experts * model.expert_weights * model.num_experts * (1 - idle) / self._tp
@@ -192,7 +192,7 @@ class DeviceStep:
         return 2 * self._gpu.all_reduce.seconds(self._tp, num_bytes, self._gpu.link_ratio)
 
     def attention_s(self, shape: BatchShape) -> float:
-        """Seconds of attention, all layers."""
+        """Seconds of attention over all layers."""
         return sum(each.seconds(shape) for each in self._kinds)
 
     def _small_s(self, tokens: int) -> float:

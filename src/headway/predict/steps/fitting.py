@@ -1,4 +1,4 @@
-"""Least squares without negative coefficients, and how far predictions are from what was measured."""
+"""Non-negative least squares, and errors of predictions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _TOLERANCE = 1e-10
 
 
 def nnls(matrix: Array, target: Array) -> Array:
-    """The x >= 0 that makes |matrix x - target| least, by the active-set method.
+    """The x >= 0 that minimises |matrix x - target|, by the active-set method.
 
-    `matrix` is (rows, columns), `target` (rows,). Columns are scaled to unit length first, so features of
-    any unit may be mixed. O(columns^4) at worst, meant for tens of columns.
-    Source: Lawson and Hanson 1974, Solving Least Squares Problems, chapter 23.
+    `matrix` is (rows, columns), `target` (rows,). Columns are scaled to unit length first, so features of any unit may
+    be mixed. O(columns^4) at worst, meant for tens of columns. Source: Lawson and Hanson 1974, Solving Least Squares
+    Problems, chapter 23.
     """
     scale = np.linalg.norm(matrix, axis=0)
     scale[scale == 0] = 1.0
@@ -46,7 +46,7 @@ def nnls(matrix: Array, target: Array) -> Array:
 
 
 def _feasible(gram: Array, moment: Array, start: Array, free: npt.NDArray[np.bool_]) -> Array:
-    """Walk from `start` towards the least squares of the free columns; those that reach 0 are bound again."""
+    """Move from `start` towards the least squares of the free columns; those that reach 0 are bound again."""
     solution = start
     while free.any():
         wanted = np.zeros_like(solution)
@@ -65,14 +65,14 @@ def _feasible(gram: Array, moment: Array, start: Array, free: npt.NDArray[np.boo
 
 
 QUANTILES = 21
-"""Residual quantiles kept: the least, the greatest and every 5 % between."""
+"""Number of residual quantiles: the least, the greatest and every 5 % between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
     """Judged predictions. Errors are |measured / predicted - 1|, fractions.
 
-    `residuals` are measured over predicted, ascending at equal distances; (1.0,) where there are none.
+    `residuals` are measured over predicted, ascending and equidistant; (1.0,) if there are none.
     """
 
     num_rows: int
@@ -98,7 +98,7 @@ def errors_of(pairs: Sequence[tuple[float, float]]) -> Errors:
 _RATIOS = 200
 """Ratios of measured to predicted seconds kept for the interval."""
 _REFRESH = 16
-"""New ratios after which the interval is computed anew."""
+"""New ratios after which the interval is recomputed."""
 _OUTLIER_SPREADS = 4.0
 _OUTLIERS_IN_A_ROW = 4
 _LEAST_SPREAD = 0.01
@@ -107,11 +107,11 @@ TAIL = 0.05
 
 
 class UsualError:
-    """The interval of measured over predicted, and measurements cut to the edge of what is usual.
+    """The interval of measured over predicted, with measurements clipped to what is usual.
 
-    A measurement far from its prediction, by the spread of late, counts as one at the edge of that spread, so a stall
-    teaches little, unless it is the fourth such in a row on one side: so many are no outliers, the prediction is wrong.
-    Nothing is cut until 16 were seen. Memory is bounded: 200 ratios. O(1), and a sort of the ratios every 16.
+    A measurement far from its prediction, by the recent spread, counts as one at the edge of that spread, so a stall
+    teaches little. From the fourth such in a row on one side it counts fully: the prediction is wrong. Nothing is
+    clipped until 16 were seen. Memory is bounded: 200 ratios. O(1), and a sort of the ratios every 16.
     """
 
     def __init__(self) -> None:
@@ -122,14 +122,14 @@ class UsualError:
         self._run_beyond = 0
 
     def note(self, expected_s: float, seconds: float) -> None:
-        """A measurement, and what was predicted of it."""
+        """Record a measurement and its prediction."""
         self._ratios.append(seconds / expected_s)
         self._since_refresh += 1
         if self._since_refresh >= _REFRESH or len(self._ratios) <= _REFRESH:
             self._refresh()
 
     def taken(self, expected_s: float, seconds: float) -> float:
-        """What to learn from a measurement, in seconds."""
+        """The value to learn from a measurement, in seconds."""
         reach = _OUTLIER_SPREADS * self._spread * expected_s
         cut = min(max(seconds, expected_s - reach), expected_s + reach)
         side = (seconds > cut) - (seconds < cut)
@@ -145,7 +145,7 @@ class UsualError:
 
 
 def trust_in(ratios: list[float]) -> list[float]:
-    """How much each of a few measurements is to be trusted, 0-1: less the farther it is from the usual error."""
+    """Trust in each of a few measurements, 0-1: less the farther it is from the usual error."""
     errors = [abs(ratio - 1) for ratio in ratios]
     limit = _OUTLIER_SPREADS / 2 * max(median(errors), _LEAST_SPREAD)
     return [min(1.0, limit / max(error, limit)) for error in errors]

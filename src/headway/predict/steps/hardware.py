@@ -1,4 +1,4 @@
-"""The catalogue of GPUs, and the one way from a name on the command line to what steps cost."""
+"""The catalogue of GPUs, and the conversion of a hardware name into step costs."""
 
 from __future__ import annotations
 
@@ -25,28 +25,31 @@ from headway.predict.steps.kernels import AllReduce, Kernels, Peaks
 from headway.written_path import written_path
 
 LOCAL = "local"
-"""The name that means: this machine, which only a cost file can tell of."""
+"""Name for this machine, which requires a cost file."""
 GPU_MEMORY_UTILIZATION = 0.92
-"""vLLM's own default share of a GPU's memory."""
+"""vLLM's default share of a GPU's memory."""
 RESERVE_BYTES = 1_500_000_000
-"""Activations, graphs and context on each GPU: what is missing between weights, KV cache and vLLM's share on the
-four single-GPU servers whose KV cache is published (0.7 to 1.7 GB)."""
+"""Activations, graphs and context on each GPU: the gap between weights, KV cache and vLLM's share on the four
+single-GPU servers whose KV cache is published (0.7 to 1.7 GB).
+"""
 HOST_COPY_SHARE = 0.8
-"""Of the host link's rate each way; assumed, no published table of copies is at hand. `headway profile` measures it."""
+"""Share of the host link's rate that copies reach, each way; assumed, since no table of copies is published.
+`headway profile` measures it.
+"""
 GPU_BLOCK_TOKENS = 16
-"""Tokens a KV block that vLLM takes by itself on GPUs."""
+"""vLLM's default tokens of a KV block on GPUs."""
 _IN_FLIGHT_TOKENS = 2 * 8192
-"""Of two steps as large as vLLM makes them by itself."""
+"""Tokens of two steps of vLLM's default size."""
 _LONG_CONTEXT = 131072
-"""Of a model with sliding windows that does not tell how long a request may be."""
+"""Context of a model with sliding windows that does not state how long a request may be."""
 _CATALOGUE = "hardware.json"
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One GPU type: its data sheet, whose kernels it runs like, and how well that is known.
+    """One GPU type: its data sheet, the kernels it uses, and how well these are known.
 
-    `kernels` and `all_reduce` name rows of the catalogue. `errors` are of whole steps on rows the fit has
-    not seen; None for a device that was not measured here, whose residuals are those of the one it comes from.
+    `kernels` and `all_reduce` name rows of the catalogue. `errors` are of whole steps on held-out rows; None for a GPU
+    that was not measured, which uses the residuals of the one it is derived from.
     """
 
     name: str
@@ -71,7 +74,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     errors: Errors | None = None
 
     def provenance(self) -> str:
-        """Where the numbers come from, in one sentence for a table's foot."""
+        """The source of the numbers, in one sentence for a table's foot."""
         if self.errors is None:
             return f"{self.title}: derived from {self.derived_from} by {self.ratios}; {self.sources}"
         return (
@@ -89,12 +92,12 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
         attention: str = DEFAULT_ATTENTION,
     ) -> Calibration:
-        """What `model` costs on an instance of `tp` of these GPUs, or of as many for each pipeline stage.
+        """Costs of `model` on an instance of `tp` of these GPUs, for each pipeline stage.
 
-        `attention` names the engine version whose kernel layout is taken; the kernels are those that were measured. A
-        step's time is of all its stages one after another. Transfers are of a whole instance: its GPUs copy their
-        shares side by side, each stage its own layers. Raises ConfigError for a model that leaves no memory for a
-        KV cache, and for an unknown `attention`.
+        `attention` names the engine version whose kernel layout is used; the kernels are the measured ones. A step's
+        time is that of all its stages in sequence. Transfers are of a whole instance: its GPUs copy their shares side
+        by side, each stage its own layers. Raises ConfigError for a model that leaves no memory for a KV cache, and for
+        an unknown `attention`.
         """
         gpus, layout = tp * stages, attention_kernels(attention)
         kv_bytes = self._kv_bytes(model, tp, stages, gpu_memory_utilization)
@@ -131,7 +134,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         )
 
     def _kv_bytes(self, model: ModelShape, tp: int, stages: int, utilization: float) -> int:
-        """Memory for KV on all GPUs; ConfigError if the model does not leave any, or cannot be split so."""
+        """Memory for KV on all GPUs. Raises ConfigError if the model leaves none, or cannot be split so."""
         check_parallelism(model, tp, stages)
         if not 0 < utilization <= 1:
             raise ConfigError(f"the share of GPU memory must lie in (0, 1]; found {utilization}")
@@ -175,12 +178,12 @@ def catalogue() -> Catalogue:
 
 
 def hardware_names() -> tuple[str, ...]:
-    """Names of the catalogue, in its order."""
+    """Names of the catalogue, in order."""
     return tuple(catalogue().hardware)
 
 
 def hardware(name: str) -> Hardware:
-    """A GPU type by name, or by its data sheet; case does not matter. Raises ConfigError with what is accepted."""
+    """A GPU type by name, or by its data sheet; case does not matter. Raises ConfigError with the accepted names."""
     if name.lower().startswith(PREFIX):
         return from_data_sheet(
             name.lower(), catalogue().measured(), catalogue().data_sheet_errors, HOST_COPY_SHARE
@@ -195,7 +198,7 @@ def hardware(name: str) -> Hardware:
 
 
 def is_cost_file(name: str) -> bool:
-    """Whether a name of hardware means a file: one that ends in `.json`, or that exists and is no name of a GPU."""
+    """Whether a hardware name means a file: it ends in `.json`, or exists and is no GPU's name."""
     path = written_path(name)
     return path.suffix == ".json" or (name.lower() not in catalogue().hardware and path.is_file())
 
@@ -203,10 +206,10 @@ def is_cost_file(name: str) -> bool:
 def calibration(
     name: str, model: ModelShape, tp: int = 1, stages: int = 1, *, attention: str = DEFAULT_ATTENTION
 ) -> Calibration:
-    """What `model` costs on `name`: GPUs of the catalogue, or a cost file of this very model.
+    """Costs of `model` on `name`: GPUs of the catalogue, or a cost file of this very model.
 
-    Raises ConfigError for `local` without a file, for a file of another model or number of GPUs or with another
-    `attention` than it was measured with, and as `Hardware.calibrate` does.
+    Raises ConfigError for `local` without a file, for a file of another model, number of GPUs or `attention`, and as
+    `Hardware.calibrate` does.
     """
     if is_cost_file(name):
         if attention != DEFAULT_ATTENTION:
@@ -237,7 +240,9 @@ def _last_part(name: str) -> str:
 
 
 def _not_measured(model: ModelShape) -> str:
-    """What of a model's steps follows from sizes alone, as no kernel of the catalogue was measured with it."""
+    """Features of a model that the catalogue's kernels were not measured with, so that their cost follows from
+    sizes.
+    """
     said = ""
     if model.quantized:
         said += "; quantised weights are read as small as they are and multiplied as fast as 16 bits: not measured"
@@ -247,7 +252,7 @@ def _not_measured(model: ModelShape) -> str:
 
 
 def _capacity_tokens(model: ModelShape, tp: int, kv_bytes: int) -> int:
-    """Tokens of KV that so much memory holds, of a model with sliding windows in requests as long as its context."""
+    """Tokens of KV that this memory holds; with sliding windows, in requests of context length."""
     if not model.windowed:
         return kv_bytes // (tp * model.gpu_kv_bytes_per_token(tp))
     layout = kv_layout_of(model, tp, GPU_BLOCK_TOKENS)
@@ -261,7 +266,7 @@ PREFIX = "custom:"
 
 
 class _Entry(NamedTuple):
-    """A number of a data sheet: what it is, its unit in bytes or operations a second, and what it may be."""
+    """A number of a data sheet: its meaning, its unit in bytes or operations a second, and its bounds."""
 
     unit: float
     least: float
@@ -275,13 +280,13 @@ _SHEET = {
     "memory": _Entry(2**30, 4, 2048, "GiB, 4 to 2048"),
     "host": _Entry(1e9, 4, 2000, "GB/s each way to host memory, 4 to 2000"),
 }
-"""Bounds tell a number in another unit: no GPU has 3.35 GB/s."""
+"""The bounds detect numbers in another unit: no GPU has 3.35 GB/s."""
 _OPTIONAL = ("host",)
 ACCEPTED = "custom:tflops=X,bandwidth=GB/s,memory=GiB[,host=GB/s]"
 
 
 def nearest(peaks: Peaks, measured: Iterable[Hardware]) -> Hardware:
-    """The measured GPU whose peaks are nearest, in ratios."""
+    """The measured GPU whose peaks are nearest, by ratios."""
     return min(
         measured,
         key=lambda device: (
@@ -295,8 +300,8 @@ def from_data_sheet(text: str, measured: Iterable[Hardware], errors: Errors, hos
     """The GPU that `text` describes, with the kernels, collectives and overheads of the nearest measured one.
 
     `errors` are of measured GPUs predicted in this way; `host_share` is the share of the host link that copies reach,
-    which is the nearest GPU's unless `host` is given. Raises ConfigError naming the entry that is unknown, missing or
-    out of bounds.
+    the nearest GPU's unless `host` is given. Raises ConfigError naming the entry that is unknown, missing or out of
+    bounds.
     """
     sheet = _entries(text)
     tflops, bandwidth, memory = (sheet[key] * _SHEET[key].unit for key in ("tflops", "bandwidth", "memory"))

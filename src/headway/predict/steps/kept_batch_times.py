@@ -1,4 +1,4 @@
-"""Times of served batches, kept in a file beside the lengths of answers."""
+"""Stores the times of served batches in a file beside the answer lengths."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from headway.predict.steps.batch_time import BatchRow, BatchTimeModel
 from headway.whole_file import write_whole
 
 SUFFIX = ".batches"
-"""What the file is called beside that of the lengths."""
+"""Suffix of the file, after the name of the lengths file."""
 _MOST_ROWS = 3000
-"""So many of the batches served last are kept; the model has room for as many again."""
+"""Most served batches in the file; the model has room for as many again."""
 
 
 class _Kept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -25,7 +25,7 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def load_batch_times(path: Path) -> list[BatchRow]:
-    """What a file keeps; nothing if it is not there. Raises ConfigError for a file that cannot be read."""
+    """The stored rows; empty without a file. Raises ConfigError for an unreadable file."""
     try:
         rows = msgspec.json.decode(path.read_bytes(), type=_Kept).rows
     except FileNotFoundError:
@@ -42,14 +42,14 @@ def load_batch_times(path: Path) -> list[BatchRow]:
 
 
 def save_batch_times(path: Path, rows: list[BatchRow]) -> None:
-    """Write the rows, the last of them if they are many; the file appears by one rename. Raises OSError."""
+    """Write the rows, or the last of them if there are many; the file appears by one rename. Raises OSError."""
     write_whole(path, msgspec.json.encode(_Kept(rows=rows[-_MOST_ROWS:])))
 
 
 class BatchTimes:
-    """How long batches take: a model that starts from what was `measured`, and learns whenever its period is over.
+    """Predicts batch times with a model that starts from `measured` rows and learns each time its period is over.
 
-    Before that all batches are taken to last equally long: the one that came first goes first.
+    Before that all batches are assumed to last equally long, so the first to come goes first.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -69,11 +69,11 @@ class BatchTimes:
         return [] if self._model is None else self._model.rows
 
     def measured(self, rows: list[BatchRow]) -> None:
-        """Start from these."""
+        """Start from these rows."""
         self._model = BatchTimeModel(rows)
 
     def predict(self, size: int, prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds, as the model says."""
+        """Predicted seconds."""
         return 1.0 if self._model is None else self._model.predict(size, prompt_tokens, output_tokens)
 
     def observe(self, size: int, prompt_tokens: int, output_tokens: int, seconds: float) -> None:

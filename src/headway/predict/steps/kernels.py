@@ -14,8 +14,8 @@ from headway.predict.steps.attention_kernels import AttentionKernels
 class Surface(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A positive factor that depends on one to three positive quantities.
 
-    Knots and values are base-2 logarithms, values in row-major order of the axes. Between knots the
-    logarithm is linear in the logarithms, beyond them it is constant.
+    Knots and values are base-2 logarithms, with values in row-major order of the axes. The logarithm is interpolated
+    linearly between knots, and constant beyond them.
     """
 
     axes: tuple[tuple[float, ...], ...]
@@ -65,21 +65,21 @@ def _place(knots: tuple[float, ...], where: float) -> tuple[int, float]:
 
 
 GEMM_START_S = 2e-6
-"""A matrix product's floor: its launch inside a CUDA graph."""
+"""Least time of a matrix product: its launch inside a CUDA graph."""
 ATTENTION_START_S = 5e-6
 _EXPERT_OVERLAP = 1.5
-"""How far reading experts hides behind computing them: 1 not at all, infinity wholly."""
+"""How far reading experts hides behind computing them: 1 not at all, infinity entirely."""
 
 
 class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the data sheet says of one GPU, 16-bit and dense."""
+    """Peaks of one GPU from its data sheet, 16-bit and dense."""
 
     flops_per_s: float
     bytes_per_s: float
 
 
 class Heads(msgspec.Struct, frozen=True, kw_only=True):
-    """One layer's attention heads on one GPU; fractions stand for shapes that do not divide evenly."""
+    """One layer's attention heads on one GPU; fractions represent shapes that do not divide evenly."""
 
     query: float
     kv: float
@@ -97,22 +97,20 @@ class Chunks(NamedTuple):
 
 
 class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Time over ideal time, as fitted surfaces, so that a similar GPU can borrow them.
+    """Time over ideal time, as fitted surfaces, so that a similar GPU can use them too.
 
-    Ideal is the larger of memory traffic and arithmetic at the peaks (their sum for attention) plus a
-    start. `gemm` is over (rows, columns, depth), `decode` over (sequences, KV heads, context), `prefill`
-    over (sequences x query heads, prompt); the `_group` ones correct for query heads a KV
-    head, over (group, sequences, context) and (group, prompt).
+    Ideal is the larger of memory traffic and arithmetic at the peaks (their sum for attention) plus a start. `gemm` is
+    over (rows, columns, depth), `decode` over (sequences, KV heads, context), `prefill` over (sequences x query heads,
+    prompt); the `_group` ones correct for query heads a KV head, over (group, sequences, context) and (group, prompt).
 
-    `decode_lone`, over (sequences x KV heads, context), takes the place of both `decode` ones where every query head
-    has a KV head of its own: FlashAttention 2 splits a decode's keys over processors only where heads share them. None
-    where such decodes are split as all others are.
+    `decode_lone`, over (sequences x KV heads, context), replaces both `decode` ones if every query head has its own KV
+    head: FlashAttention 2 splits a decode's keys over processors only if heads share them. None if such decodes are
+    split like all others.
 
-    `tile_key_s` is what one tile of queries takes a key: tiles read their keys one after another, so a
-    chunk with a long past takes that long however many processors stand idle. `mixed_key_s` is the time of
-    one decode's query head and key where decodes share the prefill's kernel, without the split over keys
-    and the sharing of KV heads that they have alone, corrected by `mixed` over (sequences, context); 0
-    where they have a kernel of their own in every step.
+    `tile_key_s` is the time of one tile of queries for a key: tiles read their keys in sequence, so a chunk with a long
+    past takes that long however many processors are idle. `mixed_key_s` is the time of one decode's query head and key
+    if decodes share the prefill's kernel, without the split over keys and the sharing of KV heads that they have alone,
+    corrected by `mixed` over (sequences, context); 0 if they have a kernel of their own in every step.
     """
 
     measured_on: str
@@ -143,14 +141,16 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         wide: int = 2,
         weight: float | None = None,
     ) -> float:
-        """Seconds of [rows, depth] x [depth, columns] with values of `wide` bytes, weights of `weight` if given."""
+        """Seconds of [rows, depth] x [depth, columns] with values of `wide` bytes, and weights of `weight` bytes if
+        given.
+        """
         return gemm_ideal_s(peaks, rows, columns, depth, wide, weight) * self.gemm.at(rows, columns, depth)
 
     def decode_s(self, peaks: Peaks, heads: Heads, sequences: float, context: float) -> float:
         """Seconds of one layer's attention for one new token of each sequence, `context` tokens long.
 
-        A kernel's work is split over sequences x KV heads, so KV heads beyond the most that were measured count as so
-        many more sequences of as many as were: 8 sequences of 40 heads are as efficient as 40 of 8.
+        A kernel's work is split over sequences x KV heads. KV heads beyond the measured maximum therefore count as more
+        sequences: 8 sequences of 40 heads are as efficient as 40 of 8.
         """
         ideal = decode_ideal_s(peaks, heads, sequences, context)
         if self.decode_lone is not None and heads.query == heads.kv:
@@ -162,7 +162,7 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return ideal * group * self.decode.at(sequences, heads.kv, context)
 
     def prefill_work(self, heads: Heads) -> Surface:
-        """What these heads make of `prefill` and `prefill_group` together."""
+        """`prefill` and `prefill_group` combined for these heads."""
         sequences, prompts = self.prefill.axes
         prompts = tuple(sorted({*prompts, *self.prefill_group.axes[1]}))
         group = heads.query / heads.kv
@@ -176,8 +176,8 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def prefill_s(self, peaks: Peaks, heads: Heads, work: Surface, chunks: Chunks) -> float:
         """Seconds of one layer's causal attention; `work` is `prefill_work` of the heads.
 
-        Chunks are taken as the prompts that would have as many tokens and as many pairs a token; past the longest that
-        was measured, as that one with as many tokens: tiles of queries stay as many, each reads more keys.
+        Chunks are treated as prompts with as many tokens and as many pairs a token. Beyond the longest measured prompt
+        they are treated as that one with as many tokens: the number of query tiles stays, each reads more keys.
         """
         tokens, pairs = chunks.tokens, chunks.pairs
         ideal = prefill_ideal_s(peaks, heads, tokens, pairs, chunks.context)
@@ -205,16 +205,16 @@ class Kernels(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class AllReduce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Seconds of a sum over several GPUs by message bytes, base-2 logarithms at knots, a curve a group size."""
+    """Seconds of a sum over several GPUs by message bytes: base-2 logarithms at knots, a curve for each group size."""
 
     measured_on: str
     log2_bytes: tuple[float, ...]
     log2_seconds: dict[int, tuple[float, ...]]
 
     def seconds(self, num_gpus: int, num_bytes: float, link_ratio: float = 1.0) -> float:
-        """Seconds over `num_gpus`; what exceeds the shortest message's time grows by `link_ratio`.
+        """Seconds over `num_gpus`; the excess over the shortest message's time grows by `link_ratio`.
 
-        More GPUs than were measured take as long as the most that were.
+        More GPUs than measured take as long as the largest measured number.
         """
         if num_gpus == 1:
             return 0.0
@@ -222,7 +222,7 @@ class AllReduce(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         curve = Surface(axes=(self.log2_bytes,), values=self.log2_seconds[known])
         start = float(2.0 ** self.log2_seconds[known][0])
         longest = float(2.0 ** self.log2_bytes[-1])
-        beyond = max(1.0, num_bytes / longest)  # past the last knot the bandwidth stays
+        beyond = max(1.0, num_bytes / longest)  # beyond the last knot the bandwidth is constant
         return start + (curve.at(num_bytes) * beyond - start) * link_ratio
 
 
@@ -242,7 +242,7 @@ def decode_ideal_s(peaks: Peaks, heads: Heads, sequences: float, context: float)
 
 
 def prefill_ideal_s(peaks: Peaks, heads: Heads, tokens: float, pairs: float, context: float) -> float:
-    """Seconds of one layer's prefill attention if arithmetic and traffic followed one another at the peaks."""
+    """Seconds of one layer's prefill attention if arithmetic and traffic were sequential at the peaks."""
     arithmetic = 4 * heads.dim * heads.query * pairs / peaks.flops_per_s
     traffic = 2 * heads.dim * heads.kv_bytes * (heads.query * tokens + heads.kv * context)
     return ATTENTION_START_S + arithmetic + traffic / peaks.bytes_per_s

@@ -20,9 +20,9 @@ Cost = Annotated[float, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A piecewise-linear function of a count, beyond its last knot as steep as before it.
+    """A piecewise-linear function of a count; beyond its last knot it continues with the same slope.
 
-    `knots` ascend from 0; `seconds` are the values there, of which none is less than the one before.
+    `knots` ascend from 0; `seconds` are the values there, in non-decreasing order.
     """
 
     knots: tuple[int, ...]
@@ -52,10 +52,10 @@ class Curve:
 class StepTimeLaw:
     """A step = a curve of its tokens + a curve of its jobs + linear costs of context and of causal pairs.
 
-    The curves hold what matrix products, the LM head and the sampler take: flat while a product is bound
-    by reading its weights, then linear. `tokens` includes what every step costs. Context tokens are those
-    whose KV attention reads; pairs are the (query, key) pairs it computes. No coefficient is negative, so
-    a step with more of anything takes no less time.
+    The curves represent matrix products, the LM head and the sampler: flat while a product is bound by reading its
+    weights, then linear. `tokens` includes the constant cost of every step. Context tokens are those whose KV attention
+    reads; pairs are the (query, key) pairs it computes. No coefficient is negative, so a step with more of anything
+    takes no less time.
     """
 
     tokens: Curve
@@ -76,21 +76,21 @@ class StepTimeLaw:
 
 
 HELD_OUT_EVERY = 5
-"""One row in this many is kept from the fit and judges it."""
+"""One row in this many is held out to judge the fit."""
 MIN_ROWS = 20
 _KNOTS = tuple(2**power for power in range(1, 21))
 _ROWS_A_SEGMENT = 3
-"""Distinct counts a segment of a curve needs, or it would follow noise."""
+"""Distinct counts that a segment of a curve needs, or it would follow noise."""
 _MAX_JOB_KNOTS = 3
 _ROUNDS = 12
 _OUTLIER_MADS = 2.0
-"""Residuals beyond this many median deviations weigh as 1/distance (Huber 1964)."""
+"""Residuals beyond this many median deviations are weighted by 1/distance (Huber 1964)."""
 _SMALLEST_SPREAD = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeFit:
-    """A fitted law and how it did on the rows it has not seen."""
+    """A fitted law, and its errors on held-out rows."""
 
     law: StepTimeLaw
     num_rows: int
@@ -100,12 +100,10 @@ class StepTimeFit:
 def fit_step_time(
     rows: Sequence[tuple[BatchShape, float]], *, held_out_every: int = HELD_OUT_EVERY
 ) -> StepTimeFit:
-    """The law of `rows`, pairs of a step's shape and its seconds, in an order that mixes kinds of step.
+    """Fit `rows`, pairs of a step's shape and its seconds, in an order that mixes kinds of step.
 
-    Every `held_out_every`-th row only judges. Relative errors are made small, and
-    outliers held back.
-    Raises ConfigError for fewer than 20 rows or a row that did not take time. Well under a second for
-    thousands of rows.
+    Every `held_out_every`-th row only judges. Minimises relative errors and resists outliers. Raises ConfigError for
+    fewer than 20 rows or a row that did not take time. Well under a second for thousands of rows.
     """
     if len(rows) < MIN_ROWS:
         raise ConfigError(f"{len(rows)} measured steps are too few to fit; at least {MIN_ROWS} are needed")
@@ -148,7 +146,7 @@ def _fit(rows: Sequence[tuple[BatchShape, float]]) -> StepTimeLaw:
 
 
 def _robust(matrix: Array, seconds: Array) -> Array:
-    """Non-negative coefficients with small relative errors, refitted with outliers weighing less each time."""
+    """Non-negative coefficients with small relative errors, refitted repeatedly with less weight on outliers."""
     expected, trust = seconds, np.ones_like(seconds)
     for _ in range(_ROUNDS):
         weight = trust / expected

@@ -1,4 +1,4 @@
-"""What one engine's policy knows of cost, and the clock that teaches it."""
+"""A policy's cost model of one engine, and the clock that teaches it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from headway.predict.steps.copies import CopyTimeModel
 from headway.predict.steps.step_time import StepTimeModel
 
 LESSONS_APART_S = 0.05
-"""A lesson costs as much as planning a step: a tenth of a millisecond and more, where steps themselves take few."""
+"""A lesson costs as much as planning a step, a tenth of a millisecond and more, so lessons are this far apart."""
 ALIKE_APART_S = 0.25
-"""Steps of the same decodes again and again say hardly more than the first of them."""
+"""Repeated steps of the same decodes teach hardly more than the first, so they are this far apart."""
 
 
 class LearnsSteps(Protocol):
-    """What learns from finished steps."""
+    """A model that learns from finished steps."""
 
     @property
     def ready(self) -> bool:
-        """Whether it has seen enough steps to take its time with more."""
+        """Whether it has seen enough steps to be more selective."""
         ...
 
     def wants(self, step: int) -> bool:
@@ -38,12 +38,12 @@ class LearnsSteps(Protocol):
 class StepClock:
     """Pairs each dispatched step with its output, in order, and teaches a step-time model.
 
-    A step's time is finished(n) - max(dispatched(n), finished(n-1)): with two steps in flight the second
-    starts on the device when the first ends. Empty steps are left out. The first after an idle engine is not: where
-    little is asked, prompts have no other. Once the model is ready lessons of a kind are LESSONS_APART_S apart, so that
-    the rare ones are all heard: a policy may do a kind of step now and then only to learn what it takes. Of decodes
-    alone it chooses some, steps with prompts are unlike each other. Lessons are given by `learn`, beside the next
-    step; with no model there are none.
+    A step's time is finished(n) - max(dispatched(n), finished(n-1)): with two steps in flight the second starts on the
+    device when the first ends. Empty steps are left out. The first step after an idle engine is not: with light
+    traffic, prompts have no other. Once the model is ready, lessons of a kind are LESSONS_APART_S apart, so that rare
+    kinds are all used: a policy may run a kind of step now and then only to learn its time. Some steps of decodes alone
+    are selected; steps with prompts all differ. `learn` gives the lessons, beside the next step; without a model there
+    are none.
     """
 
     def __init__(self, model: LearnsSteps | None) -> None:
@@ -57,7 +57,7 @@ class StepClock:
     def learns_next(self, now_s: float, kind: StepKind, *, alike: bool = False) -> bool:
         """Whether the shape of the next step, of this kind, is wanted; it is dispatched about now.
 
-        `alike`: it is the one before once more.
+        `alike`: it repeats the step before.
         """
         if self._model is None:
             return False
@@ -67,11 +67,11 @@ class StepClock:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a step with work has been dispatched and its output not yet processed."""
+        """Whether a step with work was dispatched and its output was not processed yet."""
         return any(shape is None or shape.num_jobs for shape, _ in self._dispatched)
 
     def dispatched(self, shape: BatchShape | None, now_s: float) -> None:
-        """A step went to the workers; None is one with work that nothing is to be learned from."""
+        """A step went to the workers; None for one with work from which nothing is to be learned."""
         self._steps += 1
         if shape is not None and shape.num_jobs:
             self._taught_s[shape.kind] = now_s
@@ -85,7 +85,7 @@ class StepClock:
         self._last_finished_s = now_s
 
     def learn(self) -> None:
-        """Teach the model what steps have finished since."""
+        """Teach the model the steps that have finished since."""
         if self._model is not None:
             for shape, seconds in self._lessons:
                 self._model.observe(shape, seconds)
@@ -93,11 +93,10 @@ class StepClock:
 
 
 class JudgedSteps:
-    """Stands between a step clock and its model: tells of each step its shape, the seconds predicted (0: not yet
-    known) and those that came, then lets the model learn.
+    """Wraps a step-time model, and reports each lesson: shape, predicted seconds (0: unknown), and real seconds.
 
-    Only steps that the model learns from are told of, a few once it is ready: their shapes are there anyway.
-    Adds one prediction to each of those, about 3 us.
+    Only steps from which the model learns are reported, a few once it is ready, since their shapes exist anyway. Adds
+    one prediction to each of those, about 3 us.
     """
 
     def __init__(self, model: StepTimeModel, tell: Callable[[BatchShape, float, float], None]) -> None:
@@ -106,7 +105,7 @@ class JudgedSteps:
 
     @property
     def ready(self) -> bool:
-        """Whether the model is."""
+        """Whether the model is ready."""
         return self._model.ready
 
     def wants(self, step: int) -> bool:
@@ -122,11 +121,11 @@ class JudgedSteps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedCost:
-    """The cost model of a policy, put together from models that the owner of the clock teaches.
+    """A policy's cost model, composed of models that the owner of the clock teaches.
 
-    Until a copy was seen in one direction it is taken to be as fast as in the other: a victim comes back long
-    after it left, and half a round trip is no estimate of the whole. Loads from a connector's store are counted in
-    tokens, copies to and from the host in blocks.
+    Until a copy was seen in one direction it is assumed as fast as in the other: a victim comes back long after it
+    left, and half a round trip is no estimate of the whole. Loads from a connector's store are counted in tokens,
+    copies to and from the host in blocks.
     """
 
     steps: StepTimeModel
@@ -136,11 +135,11 @@ class LearnedCost:
     from_store: CopyTimeModel = field(default_factory=CopyTimeModel)
 
     def prefill_s(self, num_tokens: int) -> float:
-        """Seconds one prompt of `num_tokens` tokens takes when prefilled alone."""
+        """Seconds of one prompt of `num_tokens` tokens prefilled alone."""
         return self.steps.prefill_s(num_tokens)
 
     def step_s(self, shape: BatchShape) -> float:
-        """Seconds a step of this shape takes."""
+        """Seconds of a step of this shape."""
         return self.steps.step_s(shape)
 
     def step_within_s(self, shape: BatchShape, confidence: float) -> float:
@@ -148,13 +147,13 @@ class LearnedCost:
         return self.steps.predict(shape).within_s(confidence)
 
     def swap_out_s(self, num_blocks: int) -> float:
-        """Seconds a copy of `num_blocks` KV blocks to the host takes once it has begun."""
+        """Seconds of a copy of `num_blocks` KV blocks to the host after its start."""
         return self.to_host.seconds(num_blocks) or self.to_device.seconds(num_blocks)
 
     def swap_in_s(self, num_blocks: int) -> float:
-        """Seconds a copy of `num_blocks` KV blocks back to the device takes once it has begun."""
+        """Seconds of a copy of `num_blocks` KV blocks back to the device after its start."""
         return self.to_device.seconds(num_blocks) or self.to_host.seconds(num_blocks)
 
     def load_s(self, num_tokens: int) -> float:
-        """Seconds a load of the KV of `num_tokens` tokens from a connector's store takes once it has begun."""
+        """Seconds of a load of `num_tokens` tokens' KV from a connector's store after its start."""
         return self.from_store.seconds(num_tokens)

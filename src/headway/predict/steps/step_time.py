@@ -1,4 +1,4 @@
-"""Seconds of a step, learned while serving."""
+"""Predicts the seconds of a step, learned while serving."""
 
 from __future__ import annotations
 
@@ -17,26 +17,30 @@ from headway.predict.steps.kernels import Peaks
 NOMINAL = Peaks(flops_per_s=312e12, bytes_per_s=2e12)
 """An A100's peaks: on unknown hardware they only set the units of the features."""
 TYPICAL = model_shape("Llama-3.1-8B")
-"""Stands in for a model whose sizes are not known: the coefficients make up for much of the difference."""
+"""Represents a model of unknown sizes: the coefficients make up for much of the difference."""
 _BENDS = (1.0, 2.0, 4.0)
-"""Operations over those that take, at nominal peaks, as long as reading the weights: where products may begin to wait
-for arithmetic. No setting says which of two devices is meant, and their ratios differ by that much."""
+"""Operations, relative to those that at nominal peaks take as long as reading the weights, from which products may
+be bound by arithmetic. The device's true ratio is unknown and lies in this range.
+"""
 _COEFFICIENTS = 9 + len(_BENDS)
 _PRODUCTS = slice(3, 4 + len(_BENDS))
-"""Where the coefficients of matrix products stand: before those of steps with prompts and of context read beside or for
-prompts, from which whole prompts do not tell them apart, so that these explain what they can."""
+"""Position of the coefficients of matrix products. They come before those of steps with prompts and of their
+context, from which whole prompts cannot separate them, so that they explain as much as they can.
+"""
 READY_STEPS = 20
 _ATTENTION_MOST = 5.0
-"""An operation of a prompt's attention is taken to cost at most 5 times one of a matrix product. Short prompts say
-little of it, and what is noise at 20 tokens would be the whole prediction at 1,000 (adr/0014)."""
+"""Most cost of an operation in a prompt's attention, relative to one in a matrix product. Short prompts say little
+about it, and noise at 20 tokens would be the whole prediction at 1,000 (adr/0014).
+"""
 _FORGETTING = 0.998
 """Weight of a step falls by half in about 350 learned ones, so the fit follows a changing load."""
 _FLOOR = 1e-4
-"""What is always known of each coefficient, in steps that speak of it as loudly as any did: so little that 20 real
-ones outweigh it, on whatever device: features are at nominal peaks, so a slow one's are small beside its seconds."""
+"""Prior knowledge of each coefficient, in steps that contribute to it as strongly as any did. So little that 20
+real steps outweigh it on any device: features are at nominal peaks, so a slow device's are small compared with its
+seconds.
+"""
 _THINNING = 4
-"""Once ready, one step in 4 is worth learning from: the fit hardly gains from more, and it runs beside the
-scheduler."""
+"""Once ready, one step in 4 is used: the fit hardly gains from more, and it runs beside the scheduler."""
 _SWEEPS = 4
 _FIRST_SWEEPS = 200
 _FIRST_ROUNDS = 4
@@ -45,7 +49,7 @@ _LEAST_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class StepSecondsPrediction:
-    """Seconds a step is expected to take; nine in ten lie between `low` and `high`."""
+    """Expected seconds of a step; nine in ten lie between `low` and `high`."""
 
     mean: float
     low: float
@@ -83,9 +87,9 @@ class StepTimeModel:
     (`UsualError`), each `StepKind` by its own measure: otherwise rare prompts would all be outliers. What recent steps
     say nothing of, such as the cost of a prompt during a long decode, stays as it was last known.
 
-    `graphed_tokens`: a step of at most so many is replayed as a CUDA graph; 0 where none are used. Until 20 steps were
-    seen, answers come from `prior`, or are 0 without one, so that nothing is decided by a guess. Memory is bounded: 12
-    coefficients, their 144 products, and 600 ratios for the intervals.
+    `graphed_tokens`: a step of at most this many tokens is replayed as a CUDA graph; 0 where none are used. Until 20
+    steps were seen, answers come from `prior`, or are 0 without one, so that nothing is decided by a guess. Memory is
+    bounded: 12 coefficients, their 144 products, and 600 ratios for the intervals.
     """
 
     def __init__(
@@ -124,7 +128,7 @@ class StepTimeModel:
         return self._fit.at(self._features(shape))
 
     def predict(self, shape: BatchShape) -> StepSecondsPrediction:
-        """Predicted seconds of a step, with the interval that nine in ten of the last 200 of its kind kept to."""
+        """Predicted seconds of a step, with the interval that held nine in ten of the last 200 of its kind."""
         mean = self.step_s(shape)
         if not mean:
             return _UNKNOWN
@@ -132,7 +136,7 @@ class StepTimeModel:
         return StepSecondsPrediction(mean, mean * min(1.0, usual.low), mean * max(1.0, usual.high))
 
     def prefill_s(self, num_tokens: int) -> float:
-        """Seconds one prompt of `num_tokens` tokens takes when prefilled alone."""
+        """Seconds of one prompt of `num_tokens` tokens prefilled alone."""
         seconds = self._prefills.get(num_tokens)
         if seconds is None:
             shape = BatchShape()
@@ -172,7 +176,7 @@ class StepTimeModel:
         ]
 
     def _begin(self) -> None:
-        """Fit the first steps together, the farther ones held back: one of them may be a warm-up."""
+        """Fit the first steps together, with less weight on the farther ones: one of them may be a warm-up."""
         first, self._first = self._first, []
         trusts = [1.0] * len(first)
         for _ in range(_FIRST_ROUNDS):
@@ -195,10 +199,10 @@ class StepTimeModel:
 
 
 class _Recursive:
-    """Weighted least squares over non-negative coefficients, as sums that old rows fade from.
+    """Weighted non-negative least squares, as sums from which old rows fade.
 
     The last coefficient is bounded by the sum of those of matrix products. Solved by coordinate descent from the last
-    solution, so a coefficient no row speaks of stays as it is.
+    solution, so a coefficient without new evidence stays as it is.
     """
 
     def __init__(self, size: int) -> None:
@@ -212,7 +216,7 @@ class _Recursive:
         return sum(map(float.__mul__, self.coefficients, features))
 
     def forget(self) -> None:
-        """Let all rows fade a little, holding what is then unknown where it is."""
+        """Let all rows fade a little, and keep prior knowledge where it would get lost."""
         floor = (1 - _FORGETTING) * _FLOOR
         for index, (row, coefficient, unit) in enumerate(
             zip(self._gram, self.coefficients, self._unit, strict=True)
@@ -241,7 +245,7 @@ class _Recursive:
         for _ in range(sweeps):
             for index, (row, moment) in enumerate(zip(self._gram, self._moment, strict=True)):
                 own = row[index]
-                if not own:  # no step has spoken of it yet
+                if not own:  # no step has contributed to it yet
                     continue
                 rest = moment - sum(map(float.__mul__, row, found)) + own * found[index]
                 found[index] = max(0.0, rest / own)
