@@ -1,4 +1,4 @@
-"""What steps took beside what was predicted of them."""
+"""Compares the times of steps with their predictions."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import StepTimeQuality
 
 _EVERY = 4
-"""Steps from one comparison to the next: a comparison sums over the batch."""
+"""Steps between two comparisons, each of which sums over the batch."""
 _LAST_STEPS = 64
-"""A prediction does for so many steps of the same decodes, which read a token more in each."""
+"""A prediction is reused for this many steps of the same decodes, which read one more token in each."""
 
 
 class ComparedSteps:
-    """Tells `quality` what a step took, and what was predicted of it: of two in a row, the first of every four.
+    """Reports to `quality` what a step took and what was predicted, for the first of every four pairs of steps.
 
-    With asynchronous scheduling the time between two plans is that of the step before, which differs much where one
-    has prompts and the other none. So the time after two steps is held against the prediction of one of them, the
-    nearer. O(jobs of the step) for these two, else O(1); a step told by the same mapping as the one before is not
-    predicted anew.
+    With asynchronous scheduling the time between two plans is that of the step before, which may differ a lot if one
+    has prompts and the other none. So the time after two steps is compared with the nearer of their two predictions.
+    O(jobs of the step) for these two, else O(1); a step with the same mapping as the one before is not predicted anew.
     """
 
     def __init__(self, cost: CostModel, quality: StepTimeQuality) -> None:
@@ -35,7 +34,7 @@ class ComparedSteps:
         self._lasts_until = 0
 
     def observe(self, outcome: StepOutcome, step_s: float) -> None:
-        """A step was filled, `step_s` after the one before it; with 0, not known, nothing is compared."""
+        """A step was filled, `step_s` after the one before; with 0, unknown, nothing is compared."""
         turn = self._num_seen % _EVERY
         self._num_seen += 1
         if turn == 0:
@@ -47,7 +46,7 @@ class ComparedSteps:
             self._quality.observe(nearer_s, step_s)
 
     def forget(self, job: Job) -> None:
-        """Keep nothing of a job that is gone."""
+        """Forget a job that is gone."""
         if job in self._tokens:
             self._tokens = {}
 

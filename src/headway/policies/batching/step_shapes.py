@@ -95,7 +95,7 @@ def together(one: BatchShape, other: BatchShape) -> BatchShape:
 
 
 def decodes_first(ranked: Sequence[Job]) -> Sequence[Job]:
-    """`ranked` with the jobs still in prefill moved behind the others; the same object if none has to move."""
+    """`ranked` with the jobs in prefill moved behind the others; the same object if none has to move."""
     prefills = _prefills(ranked)
     if not prefills or prefills == ranked[-len(prefills) :]:
         return ranked
@@ -103,7 +103,7 @@ def decodes_first(ranked: Sequence[Job]) -> Sequence[Job]:
 
 
 def split_ranked(ranked: Sequence[Job]) -> tuple[list[Job], list[Job]]:
-    """The decodes and the prompts of any jobs, each in their order. O(jobs)."""
+    """Split jobs into decodes and prompts, keeping their order. O(jobs)."""
     prefills = _prefills(ranked)
     named = set(prefills)
     return [job for job in ranked if job not in named] if named else list(ranked), prefills
@@ -117,7 +117,7 @@ def _prefills(jobs: Sequence[Job]) -> list[Job]:
 
 
 def split_decodes(run: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
-    """The decodes and the prompts of a run that `decodes_first` put in order. O(prompts), and a copy."""
+    """Split a run ordered by `decodes_first` into decodes and prompts. O(prompts), and a copy."""
     num_decodes = len(run)
     while num_decodes and run[num_decodes - 1].prefilling:
         num_decodes -= 1

@@ -15,9 +15,10 @@ from headway.policies.protocols import Order
 def ranked_queues(
     view: StepView, order: Order, leaving: Collection[Job], seats: int
 ) -> tuple[list[Job], list[Job]]:
-    """All swapped jobs, and the first `seats` waiting ones and SCAN_AHEAD more; those leaving left out.
+    """All swapped jobs, and the first `seats` waiting ones with SCAN_AHEAD more, without those leaving.
 
-    The most deserving first. O(seats + s log s) with s swapped ones, which host memory bounds, and one `order.top`.
+    The most deserving come first. O(seats + s log s) with s swapped jobs, which host memory bounds, and one
+    `order.top`.
     """
     if not (view.waiting or view.swapped):
         return [], []
@@ -28,7 +29,9 @@ def ranked_queues(
 
 
 def _all_swapped(view: StepView, order: Order, leaving: Collection[Job], top: Collection[Job]) -> list[Job]:
-    """The swapped jobs of the top, then those it does not reach: they rank below it, in an order of their own."""
+    """All swapped jobs: first those among the order's top, then the others, which rank below, in the order's
+    ranking.
+    """
     found = [job for job in top if job.state is JobState.SWAPPED]
     if len(found) == len(view.swapped):
         return found
@@ -37,14 +40,14 @@ def _all_swapped(view: StepView, order: Order, leaving: Collection[Job], top: Co
 
 
 def residents_next_blocks(view: StepView) -> int:
-    """Blocks the residents would take if all of them ran this step. O(residents), O(1) with blocks to spare."""
+    """Blocks that the residents would take if all of them ran this step. O(residents), O(1) with blocks to spare."""
     if surely_fits(view, len(view.residents), view.max_tokens):
         return 0
     return sum(new_blocks(view, view.residents, view.max_tokens).values())
 
 
 def check_padding(max_padding_tokens: int | None) -> None:
-    """Raise ConfigError for a bound on padding below 0."""
+    """Raise ConfigError for a negative bound on padding."""
     if max_padding_tokens is not None and max_padding_tokens < 0:
         raise ConfigError.of("max_padding_tokens", max_padding_tokens, "0 or more tokens a step")
 
@@ -56,11 +59,11 @@ def prompts_of_step(
     max_padding_tokens: int | None = None,
     skip_misfit: bool = False,
 ) -> list[Job]:
-    """The leading jobs whose whole prompts one step computes; a first one longer than the budget comes alone.
+    """The leading jobs whose whole prompts fit one step; a first prompt longer than the budget runs alone.
 
-    Without `max_padding_tokens` the prompts' tokens fit the budget together. With it every prompt counts as long as
-    the longest: prompts x longest fits the budget, of which at most `max_padding_tokens` are padding. So does any
-    part of such a batch. The first job that does not fit ends it; `skip_misfit` passes it over. O(queued).
+    Without `max_padding_tokens` the prompts' tokens together must fit the budget. With it every prompt counts as long
+    as the longest: prompts x longest must fit the budget, with at most `max_padding_tokens` of padding. Any subset of
+    such a batch fits too. The first job that does not fit ends the batch; with `skip_misfit` it is skipped. O(queued).
     """
     found: list[Job] = []
     longest = total = 0

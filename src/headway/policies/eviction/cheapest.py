@@ -14,10 +14,10 @@ from headway.policies.protocols import Order
 
 
 def swap_s(cost: CostModel, view: StepView, job: Job, *, serial: bool) -> float:
-    """Seconds predicted that a resident's way to the host and back costs others; what is copied already need not go.
+    """Predicted seconds that a resident's way to the host and back costs others. Blocks copied already are free.
 
-    With `serial` copies steps wait for both ways. Else copies go beside the steps, each way on a copy engine of its
-    own, so that other jobs lose no more than the longer of the two.
+    With `serial` copies steps wait for both ways. Otherwise copies run beside the steps, each direction on its own copy
+    engine, so other jobs lose only the longer of the two.
     """
     out_s = cost.swap_out_s(view.uncopied_blocks(job))
     back_s = cost.swap_in_s(view.blocks(job.num_computed_tokens))
@@ -25,7 +25,7 @@ def swap_s(cost: CostModel, view: StepView, job: Job, *, serial: bool) -> float:
 
 
 def recompute_s(cost: CostModel, job: Job) -> float:
-    """Seconds predicted until a resident whose KV is dropped has it again, without the host.
+    """Predicted seconds until a resident whose KV is dropped has it again, without the host.
 
     A connector loads what its store holds; the rest is computed as one prompt.
     """
@@ -41,7 +41,7 @@ def recompute_s(cost: CostModel, job: Job) -> float:
 
 
 def cheaper_fate(cost: CostModel, view: StepView, job: Job, has_room: bool, *, serial: bool) -> Fate:
-    """Swapped if that is predicted to cost less than `recompute_s`, and the host has room.
+    """Swapped if that is predicted to cost less than `recompute_s` and the host has room, else recomputed.
 
     Source: AdaptiveLLM Algorithm 1 (section 1.3), whose copies are serial, with a victim costed alone (gap A9).
     """
@@ -50,13 +50,13 @@ def cheaper_fate(cost: CostModel, view: StepView, job: Job, has_room: bool, *, s
 
 
 class Cheapest(OnShortage):
-    """A victim is swapped if that is predicted to cost others less time than to drop its KV (`cheaper_fate`).
+    """A victim is swapped if that is predicted to cost others less time than dropping its KV (`cheaper_fate`).
 
-    Ties, and a host without room, mean to recompute. `serial` has the step wait for the copies decided with it, as in
-    the paper. `min_residency`: steps for which a job that was just admitted is spared. With `always_recompute` both
-    costs are predicted and the answer is left unused, to measure what predicting costs. With `urgent` residents that
-    can spare their place also leave for a newcomer that is overdue or can be in time, where the order knows
-    (`make_urgent_room`, which says what `max_recomputed` bounds).
+    It is recomputed on a tie, and if the host has no room. With `serial` the step waits for the copies decided with it,
+    as in the paper. `min_residency`: steps for which a newly admitted job is spared. With `always_recompute` both costs
+    are predicted and ignored, to measure the cost of predicting. With `urgent`, residents that can spare their place
+    also leave for a newcomer that is overdue or can be in time, if the order knows (`make_urgent_room`, which explains
+    `max_recomputed`).
     """
 
     uses_host = True
@@ -84,7 +84,7 @@ class Cheapest(OnShortage):
         self._residency = Residency(min_residency)
 
     def evict(self, view: StepView, plan: StepPlan, order: Order) -> StepPlan:
-        """The lowest ranked leave, as many as the step lacks blocks, each the cheaper way."""
+        """The lowest-ranked jobs leave, as many as the step lacks blocks, each the cheaper way."""
 
         def fate(job: Job, has_room: bool) -> Fate:
             cheaper = cheaper_fate(self._cost, view, job, has_room, serial=self.serial)
@@ -105,9 +105,9 @@ class Cheapest(OnShortage):
         return make_urgent_room(view, plan, order, fate, spared=recent, max_recomputed=self.max_recomputed)
 
     def ranks_nobody(self, view: StepView) -> bool:
-        """While there are blocks, and no job waits that room would be made for."""
+        """True while there are blocks, and no waiting job needs room to be made."""
         return not view.waiting
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Note which jobs came."""
+        """Note which jobs were admitted."""
         self._residency.observe(outcome)
