@@ -11,7 +11,8 @@ from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.batching.prefill_first import PrefillFirst
 from headway.policies.batching.reserved import RequestLevel
 from headway.policies.batching.swapped_or_waiting import SwappedOrWaiting
-from headway.policies.eviction.reactive import Cheapest, Swap
+from headway.policies.eviction.cheapest import Cheapest
+from headway.policies.eviction.reactive import Swap
 from headway.policies.leaving.queue_limits import QueueBound
 from headway.policies.order.due import LeastSlack
 from headway.policies.order.response_ratio import DeadlineAware, WaitedOverLength

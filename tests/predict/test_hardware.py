@@ -173,14 +173,16 @@ def test_experts_cost_between_their_active_part_and_all(name: str) -> None:
     peaks = hardware("h200").peaks
     one, many = step.step_s(decodes(1, 100)), step.step_s(decodes(64, 100))
     assert many > 1.5 * one
-    assert many > Roofline(model).bytes(decodes(64, 100)) / peaks.bytes_per_s
+    assert many > Roofline(model).of(decodes(64, 100)).bytes / peaks.bytes_per_s
 
 
 @pytest.mark.parametrize("name", sorted(LAWS))
 def test_no_step_beats_the_data_sheet(name: str) -> None:
     peaks, roofline = hardware(name).peaks, Roofline(LLAMA)
     for shape in (decodes(1, 100), decodes(256, 500), batch((8192, 0)), batch((512, 4000), (1, 900))):
-        bound = max(roofline.bytes(shape) / peaks.bytes_per_s, roofline.flops(shape) / peaks.flops_per_s)
+        bound = max(
+            roofline.of(shape).bytes / peaks.bytes_per_s, roofline.of(shape).flops / peaks.flops_per_s
+        )
         assert LAWS[name].step_s(shape) > 0.95 * bound
 
 

@@ -214,11 +214,11 @@ def shapes() -> tuple[ModelShape, ModelShape]:
 )
 def test_windows_make_attention_cheaper_and_nothing_else(step: BatchShape) -> None:
     windowed, full = (Roofline(shape) for shape in shapes())
-    assert windowed.product_flops(step) == full.product_flops(step)
-    assert windowed.weight_bytes(step) == full.weight_bytes(step)
-    assert windowed.prefill_attention_flops(step) <= full.prefill_attention_flops(step)
-    assert windowed.flops(step) < full.flops(step)
-    assert windowed.bytes(step) < full.bytes(step)
+    assert windowed.of(step).product_flops == full.of(step).product_flops
+    assert windowed.of(step).weight_bytes == full.of(step).weight_bytes
+    assert windowed.of(step).prefill_attention_flops <= full.of(step).prefill_attention_flops
+    assert windowed.of(step).flops < full.of(step).flops
+    assert windowed.of(step).bytes < full.of(step).bytes
     law, whole = (hardware("h100").calibrate(shape).step for shape in shapes())
     assert law.step_s(step) < whole.step_s(step)
 
@@ -226,9 +226,9 @@ def test_windows_make_attention_cheaper_and_nothing_else(step: BatchShape) -> No
 def test_half_of_the_layers_read_a_window_of_a_long_context() -> None:
     windowed, full = (Roofline(shape) for shape in shapes())
     long = decodes(1, 100_000 - 1)
-    rest = windowed.bytes(decodes(1, 127)), full.bytes(decodes(1, 127))
+    rest = windowed.of(decodes(1, 127)).bytes, full.of(decodes(1, 127)).bytes
     assert rest[0] == rest[1]
-    more = windowed.bytes(long) - rest[0], full.bytes(long) - rest[1]
+    more = windowed.of(long).bytes - rest[0], full.of(long).bytes - rest[1]
     assert more[0] == pytest.approx(more[1] / 2)
 
 

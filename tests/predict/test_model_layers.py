@@ -107,9 +107,9 @@ def test_a_prompt_attends_by_heads_and_a_single_token_among_latents() -> None:
     shape = model_shape_of(DEEPSEEK_V2_LITE)
     work = Roofline(shape)
     # A prompt's pair: 16 heads, a multiplication and an addition for each of 192 and 128 values.
-    assert work.prefill_attention_flops(batch((2, 0))) == 27 * 3 * 16 * 2 * (192 + 128)
+    assert work.of(batch((2, 0))).prefill_attention_flops == 27 * 3 * 16 * 2 * (192 + 128)
     # A decode's: for each of 576 and 512.
-    more = work.flops(decodes(1, 100)) - work.flops(decodes(1, 0))
+    more = work.of(decodes(1, 100)).flops - work.of(decodes(1, 0)).flops
     assert more == pytest.approx(27 * 100 * 16 * 2 * (576 + 512))
 
 
@@ -117,7 +117,7 @@ def test_every_gpu_reads_the_whole_latent() -> None:
     shape = model_shape_of(DEEPSEEK_V2_LITE)
     for tp in (1, 8):
         work = Roofline(shape, tp)
-        assert work.prefill_context_bytes(batch((16, 1000))) == 27 * 576 * 2 * 1016
+        assert work.of(batch((16, 1000))).prefill_context_bytes == 27 * 576 * 2 * 1016
     one, eight = (hardware("h100").calibrate(shape, tp) for tp in (1, 8))
     assert one.kv_bytes_per_token == 27 * 576 * 2
     assert eight.kv_bytes_per_token == 8 * one.kv_bytes_per_token

@@ -295,14 +295,14 @@ def test_what_is_not_understood_is_named(found: dict[str, Any], key: str) -> Non
 def test_steps_read_the_weights_as_they_are_stored() -> None:
     whole, small = (Roofline(model_shape_of(each)) for each in (LLAMA, quantized(FP8)))
     shape = decodes(1, 9)
-    assert whole.bytes(shape) - small.bytes(shape) == IN_LAYERS
-    assert whole.flops(shape) == small.flops(shape)
+    assert whole.of(shape).bytes - small.of(shape).bytes == IN_LAYERS
+    assert whole.of(shape).flops == small.of(shape).flops
     whole, small = (
         Roofline(model_shape_of(each)) for each in (MIXTRAL, MIXTRAL | {"quantization_config": FP8})
     )
     attention, expert, router = 41_943_040, 176_160_768, 32_768
-    assert whole.weight_bytes(shape) == 2 * (32 * (attention + router + 2 * expert) + 32_000 * 4096)
-    assert small.weight_bytes(shape) == whole.weight_bytes(shape) - 32 * (attention + 2 * expert)
+    assert whole.of(shape).weight_bytes == 2 * (32 * (attention + router + 2 * expert) + 32_000 * 4096)
+    assert small.of(shape).weight_bytes == whole.of(shape).weight_bytes - 32 * (attention + 2 * expert)
 
 
 @pytest.mark.parametrize("shape", [decodes(1, 100), decodes(64, 100), batch((512, 0))])

@@ -34,7 +34,7 @@ class Device:
 
     def step_s(self, shape: BatchShape) -> float:
         work = Roofline(LLAMA)
-        device_s = max(work.bytes(shape) / self.bytes_per_s, work.flops(shape) / self.flops_per_s)
+        device_s = max(work.of(shape).bytes / self.bytes_per_s, work.of(shape).flops / self.flops_per_s)
         return self.base_s + self.per_job_s * shape.num_jobs + device_s
 
     def teach(self, model: StepTimeModel, steps: int, seed: int = 0, stalls: float = 0.0) -> None:
@@ -115,7 +115,7 @@ def test_attention_may_cost_more_than_its_operations_say() -> None:
     work = Roofline(LLAMA)
 
     def true_s(shape: BatchShape) -> float:
-        return 0.01 + (work.flops(shape) + 4 * work.prefill_attention_flops(shape)) / 100e12
+        return 0.01 + (work.of(shape).flops + 4 * work.of(shape).prefill_attention_flops) / 100e12
 
     model = StepTimeModel(LLAMA)
     rng = random.Random(5)
@@ -133,7 +133,7 @@ def test_what_a_step_beyond_cuda_graphs_costs_is_learned_where_they_end(graphed:
     work, rng = Roofline(LLAMA), random.Random(3)
 
     def true_s(shape: BatchShape) -> float:
-        return 0.01 + work.flops(shape) / 100e12 + (0.006 if shape.num_tokens > 128 else 0.0)
+        return 0.01 + work.of(shape).flops / 100e12 + (0.006 if shape.num_tokens > 128 else 0.0)
 
     model = StepTimeModel(LLAMA, graphed_tokens=graphed)
     for _ in range(300):
@@ -150,9 +150,9 @@ def test_noise_of_short_prompts_is_not_taken_for_attention(seed: int) -> None:
     model, rng = StepTimeModel(LLAMA), random.Random(seed)
     for _ in range(300):
         shape = batch((rng.randint(16, 24), 0)) if rng.random() < 0.5 else decodes(8, 200)
-        model.observe(shape, (0.01 + work.flops(shape) / 1e12) * rng.gauss(1, 0.2))
+        model.observe(shape, (0.01 + work.of(shape).flops / 1e12) * rng.gauss(1, 0.2))
     prompt = batch((2000, 0))
-    assert model.step_s(prompt) < 3 * (0.01 + work.flops(prompt) / 1e12)
+    assert model.step_s(prompt) < 3 * (0.01 + work.of(prompt).flops / 1e12)
 
 
 def test_nothing_is_predicted_before_it_is_ready() -> None:

@@ -147,25 +147,6 @@ class Indifferent(Protocol):
 
 
 @runtime_checkable
-class Valued(Protocol):
-    """An order whose ranks have values, for a batching that compares whole queues."""
-
-    def value(self, job: Job, now_s: float) -> float:
-        """A job's claim, not negative; the higher is served first."""
-
-
-@runtime_checkable
-class Foreseeing(Protocol):
-    """An order that forecasts when a job will be served next, for an eviction that moves KV ahead of need."""
-
-    def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
-        """Expected seconds until each of `jobs` is served next, `width` at a time; `rank` breaks ties."""
-
-    def num_at_first(self, levels: int) -> int:
-        """Live jobs at the first `levels` levels, which show a burst."""
-
-
-@runtime_checkable
 class Learning(Protocol):
     """An order, or a batching, that learns from answers that ended by themselves or at their limit."""
 
@@ -220,8 +201,8 @@ class KnowsLate(Order, Protocol):
 _OFFERS: dict[tuple[type, type], bool] = {}
 
 
-def _offers(part: object, ability: Any) -> bool:
-    """`isinstance` for a runtime-checkable protocol, cached by type: Python 3.11 takes 25 us for it."""
+def offers(part: object, ability: Any) -> bool:
+    """`isinstance` for a runtime-checkable protocol, asked once a type: Python 3.11 takes 25 us for it."""
     asked = (type(part), ability)
     if asked not in _OFFERS:
         _OFFERS[asked] = isinstance(part, ability)
@@ -230,34 +211,24 @@ def _offers(part: object, ability: Any) -> bool:
 
 def looks_again(rule: Leaving) -> TypeGuard[SecondLook]:
     """Whether a rule is a `SecondLook`."""
-    return _offers(rule, SecondLook)
+    return offers(rule, SecondLook)
 
 
 def may_rank_nobody(part: object) -> TypeGuard[Indifferent]:
     """Whether a part is `Indifferent`."""
-    return _offers(part, Indifferent)
-
-
-def values(order: Order) -> TypeGuard[Valued]:
-    """Whether an order is `Valued`."""
-    return _offers(order, Valued)
-
-
-def foresees(order: Order) -> TypeGuard[Foreseeing]:
-    """Whether an order is `Foreseeing`."""
-    return _offers(order, Foreseeing)
+    return offers(part, Indifferent)
 
 
 def learns(part: object) -> TypeGuard[Learning]:
     """Whether an order, or a batching, is `Learning`."""
-    return _offers(part, Learning)
+    return offers(part, Learning)
 
 
 def predicts(order: Order) -> TypeGuard[Predicting]:
     """Whether an order is `Predicting`."""
-    return _offers(order, Predicting)
+    return offers(order, Predicting)
 
 
 def knows_late(order: Order) -> TypeGuard[KnowsLate]:
     """Whether an order is `KnowsLate`."""
-    return _offers(order, KnowsLate)
+    return offers(order, KnowsLate)

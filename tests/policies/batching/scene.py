@@ -11,9 +11,8 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
 from headway.core.view import StepView
 from headway.policies.batching.admission import starting
-from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.mixed_step import MixedStep
-from headway.policies.batching.step_shapes import shape_of_decodes
+from headway.policies.batching.step_shapes import shape_of_decodes, split_decodes
 from headway.policies.order.arrival import Arrival
 from headway.policies.protocols import Batching
 from tests.strategies import decoding

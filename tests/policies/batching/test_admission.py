@@ -9,12 +9,10 @@ from headway.policies.batching.admission import (
     candidates,
     fitting,
     fitting_or_ready,
-    ranked_queues,
-    residents_known_blocks,
-    residents_next_blocks,
     starts_beside,
 )
-from headway.policies.batching.decode_first import DecodeFirst
+from headway.policies.batching.decode_first import DecodeFirst, residents_known_blocks
+from headway.policies.batching.whole_prompts import ranked_queues, residents_next_blocks
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.keyed import ShortestPrompt
 from headway.policies.protocols import Order

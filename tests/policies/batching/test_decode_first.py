@@ -5,7 +5,8 @@ import pytest
 from headway.core.job import Job
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.batching.decode_first import DecodeFirst, decodes_first
+from headway.policies.batching.decode_first import DecodeFirst
+from headway.policies.batching.step_shapes import decodes_first
 from headway.policies.order.keyed import ShortestPrompt
 from tests.policies.batching.scene import Scene
 from tests.strategies import decoding, ids, make_job, prefilling

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from headway.core.job import Job, JobState
 from headway.errors import ConfigError
-from headway.policies.batching.admission import prompts_of_step
 from headway.policies.batching.prefill_first import PrefillFirst
+from headway.policies.batching.whole_prompts import prompts_of_step
 from headway.policies.presets import PRESETS
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from headway.core.plan import Fate, StepPlan
 from headway.policies.demand import new_blocks
-from headway.policies.eviction.reactive import Cheapest, Swap
+from headway.policies.eviction.cheapest import Cheapest
+from headway.policies.eviction.reactive import Swap
 from headway.policies.order.response_ratio import WaitedOverLength
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, build_policy, find_preset

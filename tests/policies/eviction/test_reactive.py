@@ -7,7 +7,8 @@ import pytest
 from headway.core.job import Job
 from headway.core.plan import Fate
 from headway.policies.batching.decode_first import DecodeFirst
-from headway.policies.eviction.reactive import Cheapest, Recompute, Swap
+from headway.policies.eviction.cheapest import Cheapest
+from headway.policies.eviction.reactive import Recompute, Swap
 from headway.policies.presets import PRESETS
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset

@@ -10,7 +10,7 @@ from headway.core.job import Job
 from headway.core.plan import Fate, StepPlan
 from headway.core.slo import Slo
 from headway.core.view import StepView
-from headway.policies.eviction.reactive import Cheapest
+from headway.policies.eviction.cheapest import Cheapest
 from headway.policies.eviction.urgent_room import make_urgent_room
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.on_time import OnTime

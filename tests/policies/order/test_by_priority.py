@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.slo import Slo
+from headway.policies.eviction.proactive import foresees
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.by_priority import by_priority
 from headway.policies.order.keyed import ShortestPrompt
@@ -16,7 +17,7 @@ from headway.policies.order.on_time import OnTime
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
 from headway.policies.policy import Policy
 from headway.policies.presets import PRESETS, Preset, build_policy
-from headway.policies.protocols import Order, foresees, knows_late, predicts
+from headway.policies.protocols import Order, knows_late, predicts
 from tests.policies.contract import (
     Workload,
     check_blind_to_true_lengths,

@@ -12,11 +12,12 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
+from headway.policies.eviction.proactive import Foreseeing
 from headway.policies.order.arrival import Arrival
 from headway.policies.order.governed import Governed
 from headway.policies.order.predicted_remaining import PredictedRemaining
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
-from headway.policies.protocols import Foreseeing, Governing, Learning, Order, Predicting
+from headway.policies.protocols import Governing, Learning, Order, Predicting
 from tests.policies.contract import jobs_held_by
 from tests.policies.order.per_token import PerToken, exactly
 from tests.policies.order.test_index_properties import Desk, moves

@@ -29,7 +29,9 @@ def overdue(*jobs: Job, patience_s: float = 60.0) -> Overdue:
 
 def step(rank: Overdue, *jobs: Job, at_s: float) -> None:
     """A step of these jobs."""
-    rank.observe(StepOutcome(now_s=at_s, plan=StepPlan(), tokens=dict.fromkeys(jobs, 1)), nobody)
+    rank.observe(
+        StepOutcome(now_s=at_s, plan=StepPlan(), tokens=dict.fromkeys(jobs, 1)), rank.of(at_s, nobody)
+    )
 
 
 def test_the_oldest_that_is_not_in_time_once_it_is_old_enough() -> None:
@@ -81,10 +83,7 @@ def test_jobs_in_time_lose_a_hundredth_only() -> None:
     for second in range(1000):
         chosen = rank.of(float(second), urgent_is_in_time)
         runs = chosen or [urgent]
-        rank.observe(
-            StepOutcome(now_s=float(second), plan=StepPlan(), tokens=dict.fromkeys(runs, 1)),
-            urgent_is_in_time,
-        )
+        rank.observe(StepOutcome(now_s=float(second), plan=StepPlan(), tokens=dict.fromkeys(runs, 1)), chosen)
         if chosen:  # an answer of one step; another late one is there at once
             ran_s += 1
             rank.end(late)
@@ -102,7 +101,7 @@ def test_one_that_can_be_in_time_after_all_is_overdue_no_longer() -> None:
         return [first]
 
     assert rank.of(101.0, first_is) == []
-    rank.observe(StepOutcome(now_s=102.0, plan=StepPlan(), tokens={first: 1}), first_is)
+    rank.observe(StepOutcome(now_s=102.0, plan=StepPlan(), tokens={first: 1}), rank.of(102.0, first_is))
     # It had the engine from 100 to 102: a hundredth of the time until 300.
     step(rank, first, at_s=102.1)
     assert rank.of(299.0, nobody) == []

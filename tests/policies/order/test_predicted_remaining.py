@@ -108,12 +108,6 @@ def test_a_job_whose_kv_was_dropped_has_its_prefill_before_it_again() -> None:
     assert ids(order.top(2, 0.0)) == ["waits", "falls"]
 
 
-def test_the_work_ahead_is_that_of_those_who_rank_before() -> None:
-    # Work 1, 2 and 4 seconds.
-    long, short, middle = expecting("l", 32), expecting("s", 8), expecting("m", 16)
-    assert indexed([long, short, middle]).work_ahead_s([long, short, middle]) == [3.0, 0.0, 1.0]
-
-
 def test_with_the_first_answer_nobody_goes_by_its_limit_any_more() -> None:
     # Unpredicted, both are worth their limit of 800 tokens, 100; then an answer of 8 ends, and a newcomer is worth 1.
     runs, waits, short = (make_job(id_, prompt=1, limit=800) for id_ in ("runs", "waits", "short"))
@@ -143,7 +137,8 @@ def test_whoever_is_touched_is_estimated_anew_wherever_it_is() -> None:
     order.remove(touched)
     touched.num_computed_tokens = touched.num_output_tokens = 12
     order.touch(touched)
-    assert order.work_ahead_s([touched, other]) == [0.0, 28 / 8]
+    assert ids(order.rank([other, touched], 0.0)) == ["touched", "other"]
+    assert order.work.of(touched) == 28 / 8
 
 
 def test_it_foresees_no_change_where_only_one_is_left() -> None:

@@ -9,7 +9,9 @@ from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.batching.admission import candidates, fitting_or_ready, residents_known_blocks
+from headway.policies.batching.admission import candidates, fitting_or_ready
+from headway.policies.batching.step_shapes import decodes_first
+from headway.policies.demand import new_blocks
 from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 
@@ -53,31 +55,7 @@ class DecodeFirst(Unchanging, LearnsNothing):
         return fitting_or_ready(view, first, room, head_room=self.head_room)
 
 
-def decodes_first(ranked: Sequence[Job]) -> Sequence[Job]:
-    """`ranked` with the jobs in prefill moved behind the others; the same object if none has to move."""
-    prefills = _prefills(ranked)
-    if not prefills or prefills == ranked[-len(prefills) :]:
-        return ranked
-    return [job for job in ranked if not job.prefilling] + prefills
-
-
-def split_ranked(ranked: Sequence[Job]) -> tuple[list[Job], list[Job]]:
-    """Split jobs into decodes and prompts, keeping their order. O(jobs)."""
-    prefills = _prefills(ranked)
-    named = set(prefills)
-    return [job for job in ranked if job not in named] if named else list(ranked), prefills
-
-
-def _prefills(jobs: Sequence[Job]) -> list[Job]:
-    # `job.prefilling` is inlined, since this runs for every resident of every step.
-    return [
-        job for job in jobs if job.num_computed_tokens < job.num_prompt_tokens + job.num_output_tokens - 1
-    ]
-
-
-def split_decodes(run: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
-    """Split a run ordered by `decodes_first` into decodes and prompts. O(prompts), and a copy."""
-    num_decodes = len(run)
-    while num_decodes and run[num_decodes - 1].prefilling:
-        num_decodes -= 1
-    return run[:num_decodes], run[num_decodes:]
+def residents_known_blocks(view: StepView) -> int:
+    """Blocks the residents would take to compute all tokens known of them. O(residents)."""
+    known_tokens = sum(job.num_tokens for job in view.residents)
+    return sum(new_blocks(view, view.residents, known_tokens).values())

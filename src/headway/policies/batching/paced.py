@@ -15,12 +15,17 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.batching.admission import starting, starts_beside
-from headway.policies.batching.decode_first import split_decodes
 from headway.policies.batching.mixed_step import MixedStep, last_short
 from headway.policies.batching.promised_share import PromisedShare
 from headway.policies.batching.saved_time import SavedTime
 from headway.policies.batching.step_length import tokens_for_first_tokens, tokens_worth_a_step
-from headway.policies.batching.step_shapes import GRAIN_TOKENS, decode_shape, left_tokens, shape_of_decodes
+from headway.policies.batching.step_shapes import (
+    GRAIN_TOKENS,
+    decode_shape,
+    left_tokens,
+    shape_of_decodes,
+    split_decodes,
+)
 from headway.policies.batching.top_jobs import TopJobs
 from headway.policies.protocols import Order, knows_late
 

@@ -9,11 +9,9 @@ from typing import ClassVar
 from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
-from headway.policies.batching.admission import (
-    candidates,
+from headway.policies.batching.admission import candidates, fitting, fitting_or_ready
+from headway.policies.batching.whole_prompts import (
     check_padding,
-    fitting,
-    fitting_or_ready,
     prompts_of_step,
     ranked_queues,
     residents_next_blocks,
@@ -29,14 +27,15 @@ Newcomers = Callable[[StepView, Order, Collection[Job]], Sequence[Job]]
 class PrefillFirst(Unchanging, LearnsNothing):
     """A step either prefills or decodes, never both; prompts are computed whole (vLLM's first scheduler).
 
-    While the first waiting job can start, decodes pause and keep their KV. In an empty engine jobs that are not ready
-    are skipped. A prompt longer than a step's budget runs alone, in chunks. While any job is swapped, no waiting job is
-    admitted: swapped jobs that fit, with a block each to grow into, come back and decode in the same step.
+    While the first waiting job can start, decodes pause and their KV stays. In an empty engine jobs that are not
+    ready are passed over. A prompt longer than a step's budget runs alone, in chunks. While any job is swapped
+    none that waits is admitted: swapped jobs that fit, with a block each to grow into, come back and decode in the
+    same step.
 
-    With `max_padding_tokens` prompts are padded to the longest of their step, as in vLLM 0.2.1 to 0.3.3: see
-    `admission.prompts_of_step`. With `host_room` a job starts or comes back only while the blocks of all residents, its
-    own and one more fit the host together, so that any job that has to leave finds room there (AdaptiveLLM section
-    1.7). In an empty engine a waiting job starts regardless of the host.
+    With `max_padding_tokens` prompts are padded to the longest of their step, as vLLM 0.2.1 to 0.3.3 does: see
+    `whole_prompts.prompts_of_step`. With `host_room` a job starts or comes back only while the blocks of all
+    residents, its own and one more fit the host's together, so that any job that has to leave finds room there
+    (AdaptiveLLM section 1.7); in an empty engine a waiting job starts whatever the host has.
     """
 
     swapped_first: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Shapes of candidate steps, compared before one of them is planned."""
+"""The decodes and prompts of a step, and shapes of steps that are weighed against each other."""
 
 from __future__ import annotations
 
@@ -92,3 +92,33 @@ def together(one: BatchShape, other: BatchShape) -> BatchShape:
         prefill_context_tokens=one.prefill_context_tokens + other.prefill_context_tokens,
         prefill_pairs=one.prefill_pairs + other.prefill_pairs,
     )
+
+
+def decodes_first(ranked: Sequence[Job]) -> Sequence[Job]:
+    """`ranked` with the jobs in prefill moved behind the others; the same object if none has to move."""
+    prefills = _prefills(ranked)
+    if not prefills or prefills == ranked[-len(prefills) :]:
+        return ranked
+    return [job for job in ranked if not job.prefilling] + prefills
+
+
+def split_ranked(ranked: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+    """Split jobs into decodes and prompts, keeping their order. O(jobs)."""
+    prefills = _prefills(ranked)
+    named = set(prefills)
+    return [job for job in ranked if job not in named] if named else list(ranked), prefills
+
+
+def _prefills(jobs: Sequence[Job]) -> list[Job]:
+    # `job.prefilling` spelled out: this runs for every resident of every step.
+    return [
+        job for job in jobs if job.num_computed_tokens < job.num_prompt_tokens + job.num_output_tokens - 1
+    ]
+
+
+def split_decodes(run: Sequence[Job]) -> tuple[Sequence[Job], Sequence[Job]]:
+    """Split a run ordered by `decodes_first` into decodes and prompts. O(prompts), and a copy."""
+    num_decodes = len(run)
+    while num_decodes and run[num_decodes - 1].prefilling:
+        num_decodes -= 1
+    return run[:num_decodes], run[num_decodes:]

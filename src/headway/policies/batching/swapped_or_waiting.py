@@ -5,19 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
-from headway.policies.batching.admission import (
+from headway.policies.batching.admission import fitting
+from headway.policies.batching.whole_prompts import (
     check_padding,
-    fitting,
     prompts_of_step,
     ranked_queues,
     residents_next_blocks,
 )
 from headway.policies.order.response_ratio import WaitedOverLength
-from headway.policies.protocols import Drifting, LearnsNothing, Order, values
+from headway.policies.protocols import Drifting, LearnsNothing, Order, offers
+
+
+@runtime_checkable
+class Valued(Protocol):
+    """An order that says how much a job's claim is worth, for a batching that compares whole queues."""
+
+    def value(self, job: Job, now_s: float) -> float:
+        """A job's claim, not negative; of two jobs the one with more is served first."""
+
 
 _BY_WAIT = WaitedOverLength()
 """Gives values to the queues if the order has none."""
@@ -60,7 +70,7 @@ class SwappedOrWaiting(Drifting, LearnsNothing):
         """Plan one decode of all, with or without swapped jobs back, or a prefill of waiting jobs."""
         prefills = [job for job in view.residents if job.prefilling and job not in view.restoring]
         swapped, waiting = ([], []) if prefills else self._lists(view, order, leaving)
-        value = order.value if values(order) else _BY_WAIT.value
+        value = order.value if _values(order) else _BY_WAIT.value
         prefill = _mean(value, waiting, view.now_s) > _mean(value, swapped, view.now_s)
         return StepPlan(
             run=prefills or (() if prefill else order.rank(view.residents, view.now_s)),
@@ -92,6 +102,11 @@ class SwappedOrWaiting(Drifting, LearnsNothing):
             max_padding_tokens=self.max_padding_tokens,
             skip_misfit=self.skip_misfit,
         )
+
+
+def _values(order: Order) -> TypeGuard[Valued]:
+    """Whether an order is `Valued`."""
+    return offers(order, Valued)
 
 
 def _if_ready(view: StepView, queued: list[Job]) -> list[Job]:

@@ -9,8 +9,7 @@ from headway.core.job import Job
 from headway.core.plan import StepPlan
 from headway.core.view import StepView
 from headway.policies.batching.admission import first_queued, starts_beside
-from headway.policies.batching.decode_first import decodes_first, split_ranked
-from headway.policies.batching.step_shapes import left_tokens
+from headway.policies.batching.step_shapes import decodes_first, left_tokens, split_ranked
 from headway.policies.protocols import LearnsNothing, Order, Unchanging
 
 MOST_MISFITS = 8
@@ -22,17 +21,17 @@ Takes = Callable[[Job, Sequence[Job]], bool]
 
 
 class TopJobs(Unchanging, LearnsNothing):
-    """Runs the first `max_run` jobs of the ranking, resident or waiting; the other residents pause.
+    """The first `max_run` jobs of the ranking run, resident or waiting; the other residents pause.
 
     Preemption at every token: a newcomer that ranks higher takes the place of a running job in the next step, and the
-    displaced job keeps its KV (FastServe section 4.1). Only an admissible job takes a place: no resident pauses for a
-    job that has no slot or blocks, is not ready, or stands behind newcomers whose prompts fill the step. At most 8 jobs
-    that cannot start are skipped in a step, and none that lacks blocks. A resident gets no place while its KV is on its
-    way back, or while a step in flight computes all of its tokens. With pipeline stages several steps are in flight,
-    each with the highest jobs that are in no other.
+    job that made way keeps its KV (FastServe section 4.1). Only a job that would be admitted takes a place: none
+    pauses for a job that has no slot or blocks, is not ready, or stands behind newcomers whose prompts fill the step.
+    At most 8 that cannot start are passed over in a step, and none that lacks blocks. A resident has no place either
+    while its KV is on its way back, or while a step in flight computes all it has: with pipeline stages several steps
+    are under way, each of the highest that are not in another.
 
-    Costs: O((residents + seats) log) a step, and a memory check for each newcomer for which the step has tokens. If
-    every resident has a seat and a block, O(residents), with a ranking of prompts and newcomers alone.
+    Costs: O((residents + seats) log) a step, and a memory check for each newcomer that the step has tokens for;
+    O(residents) with a ranking of prompts alone where there is a place and a block for every resident.
     """
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
@@ -46,14 +45,14 @@ class TopJobs(Unchanging, LearnsNothing):
             run = view.residents if len(pending) == len(view.residents) else pending
             return StepPlan(run=run, token_budget=view.max_tokens)
         takes = self._takes(view, order, queued) if queued else None
-        decodes: Sequence[Job] = ()
-        contenders: Sequence[Job] = pending
-        if takes is None and _all_served(view, pending, queued):
-            # Ranks matter only for prompts and newcomers here.
-            decodes, contenders = split_ranked(pending)
-        ranked = order.rank([*contenders, *queued], view.now_s)
+        if pending and takes is None and _all_served(view, pending, queued):
+            # No job pauses for a newcomer, and the engine passes over those that cannot start.
+            decodes, prompts = split_ranked(pending)
+            ranked = order.rank(prompts, view.now_s) if len(prompts) > 1 else prompts
+            return StepPlan(run=[*decodes, *ranked], admit=queued, token_budget=view.max_tokens)
+        ranked = order.rank([*pending, *queued], view.now_s)
         run, starting = _top(view, ranked, set(queued), takes)
-        run = [*decodes, *run] if decodes else decodes_first(run)
+        run = decodes_first(run)
         # With a reserve only jobs that have room may start; in an empty engine any ready job may.
         others: Sequence[Job] = queued if takes is None or not (view.residents or starting) else ()
         if starting and others:

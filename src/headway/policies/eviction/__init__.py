@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from headway.policies.eviction.cheapest import Cheapest
 from headway.policies.eviction.proactive import Proactive
-from headway.policies.eviction.reactive import Cheapest, Recompute, Swap
+from headway.policies.eviction.reactive import Recompute, Swap
 from headway.policies.protocols import Eviction
 
 EVICTIONS: dict[str, type[Eviction]] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from math import inf
 
 from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
@@ -42,6 +43,21 @@ class Residency:
     def observe(self, outcome: StepOutcome) -> None:
         """Count one more step."""
         self._admitted.append(outcome.admitted)
+
+
+class OnShortage:
+    """Mixed into an eviction that acts when blocks run out.
+
+    `free_block_each` is as in `make_room`: vLLM's first scheduler asks it of every running sequence (vLLM 0.2.5,
+    BlockSpaceManager.can_append_slot). Such an eviction may act while blocks are left, at a step that nothing tells
+    ahead.
+    """
+
+    free_block_each: bool = False
+
+    def next_change_s(self, view: StepView) -> float:
+        """Never; not known where every job is to find a block free."""
+        return -inf if self.free_block_each else inf
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, repeat
 from math import inf
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job, JobState
@@ -21,7 +22,24 @@ from headway.policies.eviction.making_room import (
     make_room,
     needed_room,
 )
-from headway.policies.protocols import Order, foresees
+from headway.policies.protocols import Order, offers
+
+
+@runtime_checkable
+class Foreseeing(Protocol):
+    """An order that says when a job will probably be served next, for an eviction that moves KV ahead of need."""
+
+    def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
+        """Seconds until each of `jobs` is expected to be served next, `width` at a time; ties are for `rank`."""
+
+    def num_at_first(self, levels: int) -> int:
+        """Live jobs at the first so many levels: what a burst looks like."""
+
+
+def foresees(order: Order) -> TypeGuard[Foreseeing]:
+    """Whether an order is `Foreseeing`."""
+    return offers(order, Foreseeing)
+
 
 NextService = tuple[float, int, Job]
 """Expected seconds until a job is served next (0 if unknown), its unique rank, and the job."""

@@ -93,8 +93,17 @@ class Governed:
     def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
         """Expected seconds until each is served next, by the order in use."""
         if self.quality.trusted:
-            return self._predicted.work_ahead_s(jobs)
+            return self._work_ahead_s(jobs)
         return self._queues.next_service_s(jobs, now_s, width)
+
+    def _work_ahead_s(self, jobs: Sequence[Job]) -> list[float]:
+        """Seconds of work of those that rank before each of `jobs` among them. O(n log n)."""
+        ahead_s = 0.0
+        found: dict[Job, float] = {}
+        for job in self._predicted.rank(jobs, 0.0):
+            found[job] = ahead_s
+            ahead_s += self._predicted.work.of(job)
+        return [found[job] for job in jobs]
 
     def num_at_first(self, levels: int) -> int:
         """Live jobs at the first levels of the queues, which show a burst even while predictions rank."""

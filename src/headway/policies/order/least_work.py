@@ -7,7 +7,6 @@ from math import inf
 
 from headway.core.cost import CostModel
 from headway.core.job import Job, is_decode
-from headway.core.kept_programs import GONE_S, began_s
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, TrustRule
 from headway.policies.order.predicted_remaining import DEFAULT_TAIL, PredictedRemaining
@@ -69,11 +68,6 @@ class LeastWork(PredictedRemaining):
                 self._count(live)
         self.shares.come(job.tenant)
         self._counted_tokens[job] = job.num_output_tokens
-
-    def key(self, job: Job) -> Key:
-        """As `predicted-remaining`; a turn of an agent program counts as if it had arrived with the first turn."""
-        first, *ties = super().key(job)
-        return (first - min(GONE_S, job.arrival_s - began_s(job)), *ties)
 
     def touch(self, job: Job) -> None:
         """Compute a job's key again, and count its progress."""

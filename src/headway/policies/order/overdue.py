@@ -9,7 +9,6 @@ from math import inf
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.errors import ConfigError
-from headway.policies.order.sorted_index import KeyedIndex
 
 LEAST_SHARE = 0.01
 _MOST_TIMES = 30.0
@@ -30,17 +29,17 @@ InTime = Callable[[Sequence[Job], float], list[Job]]
 class Overdue:
     """The jobs that rank before all others, oldest first: they get at least `share` of the engine.
 
-    A job becomes overdue when the last step left it out (it waits, or is paused), it is not in time, and it is
-    `patience_s` old. It stays overdue until its end, so that no job that made way for it takes its place again, unless
-    it turns out to be in time. Jobs without a target are never in time.
+    A job becomes overdue when the last step had nothing of it (it waits, or is paused), it is not in time, and it is
+    `patience_s` old. It stays overdue to its end, so that no job that made way for it takes its place again, unless it
+    turns out to be in time. Jobs without a target are never in time.
 
-    The engine owes overdue jobs `share` of its work. A job's part of a step is the mean of its shares of that step's
-    tokens and KV. The next oldest job becomes overdue when no work is owed back and all overdue jobs run.
+    The engine owes overdue jobs `share` of what it does. A job's part of a step is the mean of its parts of the tokens
+    and of the KV of that step. The next oldest job becomes overdue when nothing is owed back and all overdue jobs run.
 
-    The bound: let a job that is not in time be left out, and let older such jobs need W engine seconds. It becomes
-    overdue at the latest W / `share` later, and then runs first. Later jobs add nothing to that. First come, first
-    served it would wait up to W: so no job waits more than 1 / `share` times as long. Costs: O(log n) for a job that
-    comes, ends, or starts or stops running; else O(overdue) a step.
+    The bound: let a job that is not in time be left out, and let such jobs that are older need W engine seconds. It
+    becomes overdue at the latest W / `share` later, and then runs first. Jobs that come later add nothing to that.
+    First come, first served it would wait up to W: so no job waits more than 1 / `share` times as long. Costs:
+    O(running) a step that leaves a job out.
     """
 
     def __init__(self, patience_s: float, share: float = LEAST_SHARE) -> None:
@@ -48,8 +47,7 @@ class Overdue:
             raise ConfigError.of("patience_s", patience_s, "0 or more seconds")
         self.patience_s = patience_s
         self.share = share
-        self._jobs: set[Job] = set()
-        self._left_out = KeyedIndex()
+        self._live: dict[Job, None] = {}
         self._ran: set[Job] = set()
         self._overdue: Mapping[Job, None] = {}
         self._owed_s = 0.0
@@ -57,14 +55,15 @@ class Overdue:
         self._owed_more = 0.0
 
     def add(self, job: Job) -> None:
-        """A job arrived."""
-        self._jobs.add(job)
-        self._leave_out(job)
+        """A job has come. O(n) where one that had arrived later came before it."""
+        out_of_turn = self._live and job.arrival_s < next(reversed(self._live)).arrival_s
+        self._live[job] = None
+        if out_of_turn:
+            self._live = dict.fromkeys(sorted(self._live, key=lambda one: one.arrival_s))
 
     def end(self, job: Job) -> None:
         """Forget a job."""
-        self._jobs.discard(job)
-        self._left_out.discard(job)
+        self._live.pop(job, None)
         self._ran.discard(job)
         if job in self._overdue:
             self._overdue = dict.fromkeys(one for one in self._overdue if one is not job)
@@ -81,37 +80,29 @@ class Overdue:
 
     def _next(self, now_s: float) -> Sequence[Job]:
         """The jobs of which the first late one becomes overdue now, oldest first."""
-        if self._owed_at(now_s) < 0 or not all(job in self._ran for job in self._overdue):
+        ran = self._ran
+        if len(ran) == len(self._live) or self._owed_at(now_s) < 0:
+            return ()
+        if not all(job in ran for job in self._overdue):
             return ()
         long_ago_s = now_s - self.patience_s
-        left_out = (job for job in self._left_out if job not in self._overdue)
-        old_enough = takewhile(lambda job: job.arrival_s <= long_ago_s, left_out)
+        old_enough = takewhile(
+            lambda job: job.arrival_s <= long_ago_s, (job for job in self._live if job not in ran)
+        )
         return list(islice(old_enough, _MOST_LOOKED_AT))
 
     def _owed_at(self, now_s: float) -> float:
         """Engine seconds that overdue jobs are owed; negative if they have had more than their share."""
         return min(0.0, self._owed_s + max(0.0, now_s - self._seen_s) * self._owed_more)
 
-    def observe(self, outcome: StepOutcome, on_time: InTime) -> None:
+    def observe(self, outcome: StepOutcome, overdue: Sequence[Job]) -> None:
         """Note which jobs are overdue in this step, and how the step before changed what they are owed."""
         self._owed_s, self._seen_s = self._owed_at(outcome.now_s), outcome.now_s
-        self._overdue = dict.fromkeys(self.of(outcome.now_s, on_time))
-        self._follow(outcome.tokens)
+        self._overdue = dict.fromkeys(overdue)
+        self._ran = self._live.keys() & outcome.tokens.keys()
         self._owed_more = self.share - _part(
             outcome.tokens, [job for job in self._overdue if job in outcome.tokens]
         )
-
-    def _follow(self, tokens: Mapping[Job, int]) -> None:
-        """Note which jobs a step newly leaves out, and which it newly serves."""
-        runs = set(tokens)
-        for job in runs - self._ran:
-            self._left_out.discard(job)
-        for job in (self._ran - runs) & self._jobs:
-            self._leave_out(job)
-        self._ran = runs
-
-    def _leave_out(self, job: Job) -> None:
-        self._left_out.put(job, (job.arrival_s, job.id))
 
 
 def _part(tokens: Mapping[Job, int], jobs: Collection[Job]) -> float:

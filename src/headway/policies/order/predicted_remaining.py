@@ -7,6 +7,7 @@ from math import inf, log
 
 from headway.core.cost import CostModel
 from headway.core.job import Job
+from headway.core.kept_programs import GONE_S
 from headway.core.plan import StepOutcome
 from headway.core.view import StepView
 from headway.errors import ConfigError
@@ -70,9 +71,15 @@ class PredictedRemaining(KeyedOrder):
         """The jobs whose work was estimated anew beside the last step."""
 
     def key(self, job: Job) -> Key:
-        """(arrival + T x ln(work), arrival, id), with the work estimated now."""
+        """(arrival + T x ln(work), arrival, id), with the work estimated now.
+
+        A turn of an agent program counts as if it had come with the first, but at most GONE_S earlier than it came.
+        """
+        came_s = job.arrival_s
+        if job.program_began_s is not None:
+            came_s = max(job.program_began_s, came_s - GONE_S)
         work_s = max(_LEAST_WORK_S, self.work.estimate(job))
-        return (job.arrival_s + self._give_way_s * log(work_s), job.arrival_s, job.id)
+        return (came_s + self._give_way_s * log(work_s), job.arrival_s, job.id)
 
     def end(self, job: Job) -> None:
         """Forget a job."""
@@ -118,17 +125,7 @@ class PredictedRemaining(KeyedOrder):
             self.touch(job)
         num_ranked, self._num_ranked = self._num_ranked, 0
         if num_ranked >= len(outcome.tokens):
-            self.renew([job for job in outcome.tokens if job in self], coming_tokens=1)
-
-    def work_ahead_s(self, jobs: Sequence[Job]) -> list[float]:
-        """Seconds of work that rank before each of `jobs` among them: when it can be served. O(n log n)."""
-        self.renew(jobs)
-        keys, ahead_s = self._keys, 0.0
-        found: dict[Job, float] = {}
-        for job in sorted(jobs, key=keys.__getitem__):
-            found[job] = ahead_s
-            ahead_s += self.work.of(job)
-        return [found[job] for job in jobs]
+            self.renew(outcome.tokens, coming_tokens=1)
 
     def next_change_s(self, view: StepView) -> float:
         """Unknown: work falls as answers grow, and this order cannot tell how fast they grow."""

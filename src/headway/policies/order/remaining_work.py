@@ -198,10 +198,10 @@ class RemainingWork:
     def outdated(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
         """The jobs whose estimates are outdated once they have brought `coming_tokens` more.
 
-        O(jobs), without calls.
+        A job that is gone never is. O(jobs).
         """
-        until = self._until_tokens
-        return [job for job in jobs if job.num_output_tokens + coming_tokens >= until[job]]
+        until = self._until_tokens.get
+        return [job for job in jobs if job.num_output_tokens + coming_tokens >= until(job, inf)]
 
     def doubt(self, job: Job) -> None:
         """Mark a job's estimate as outdated."""

@@ -61,30 +61,24 @@ class LatestStart:
         if _missed_first_token(job):
             return TOO_LATE
         latest_s = NO_TARGET
+        prompt_s, load_s = self._work.prompt_s(job), self._work.load_s(job)
         if slo.ttft_s is not None and not job.num_output_tokens:
             # The step in flight ends first: `_step_s` is 0 until steps have been seen.
-            prefill_s = self._work.prompt_s(job)
-            begins_s = max(prefill_s, self.step_s) + self._work.load_s(job)
+            begins_s = max(prompt_s, self.step_s) + load_s
             latest_s = job.arrival_s + slo.ttft_s - begins_s - self._step_s
-        if slo.deadline_s is None and not _is_between_tokens(job):
+        between_tokens = slo.tbt_s is not None and job.first_token_s is not None
+        if slo.deadline_s is None and not between_tokens:
             return latest_s
         to_come = self._work.expected_tokens(job)
-        if _is_between_tokens(job):
-            latest_s = min(latest_s, self._at_pace_s(job, to_come))
+        rest_s = prompt_s + load_s + to_come * self.token_s
+        if between_tokens:
+            assert slo.tbt_s is not None
+            assert job.first_token_s is not None
+            last_due_s = job.first_token_s + (job.num_output_tokens + to_come - 1) * slo.tbt_s
+            latest_s = min(latest_s, last_due_s - rest_s)
         if slo.deadline_s is not None:
-            latest_s = min(latest_s, job.arrival_s + slo.deadline_s - self._rest_s(job, to_come))
+            latest_s = min(latest_s, job.arrival_s + slo.deadline_s - rest_s)
         return latest_s
-
-    def _at_pace_s(self, job: Job, tokens: float) -> float:
-        """How long a job may wait if `tokens` more are to keep its mean target between tokens."""
-        assert job.first_token_s is not None
-        assert job.slo.tbt_s is not None
-        last_due_s = job.first_token_s + (job.num_output_tokens + tokens - 1) * job.slo.tbt_s
-        return last_due_s - self._rest_s(job, tokens)
-
-    def _rest_s(self, job: Job, tokens: float) -> float:
-        """Seconds for `tokens` more, after the load and the prompt."""
-        return self._work.prompt_s(job) + self._work.load_s(job) + tokens * self.token_s
 
     def observe(self, outcome: StepOutcome) -> float:
         """Learn step times; return the seconds since the step before, 0 if none of its jobs continues."""
@@ -105,11 +99,6 @@ class LatestStart:
         """Forget a job that is gone."""
         if job in self._ran:
             self._ran = [one for one in self._ran if one is not job]
-
-
-def _is_between_tokens(job: Job) -> bool:
-    """Whether a job has a target between tokens and has begun to produce them."""
-    return job.slo.tbt_s is not None and job.first_token_s is not None
 
 
 def _missed_first_token(job: Job) -> bool:

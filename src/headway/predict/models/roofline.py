@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from headway.core.batch_shape import BatchShape
 from headway.predict.models.attention import AttentionLayers
 from headway.predict.models.model_shape import ModelShape
+
+
+class StepWork(NamedTuple):
+    """Floating-point operations and bytes of a step on each GPU, and some of their parts.
+
+    - `product_flops` are matrix products with weights. `prefill_attention_flops` are attention of jobs with more than
+      one new token.
+    - `prefill_context_bytes` are KV read for these jobs, `decode_context_bytes` for the others.
+    """
+
+    flops: float
+    product_flops: float
+    prefill_attention_flops: float
+    bytes: float
+    weight_bytes: float
+    prefill_context_bytes: float
+    decode_context_bytes: float
 
 
 class Roofline:
@@ -43,46 +62,31 @@ class Roofline:
         self._expert_bytes = model.expert_bytes / tp
         self._fixed_bytes = model.fixed_bytes / tp + head
 
-    def flops(self, shape: BatchShape) -> float:
-        """Floating-point operations on each GPU."""
-        decodes = self._pair_flops * shape.decode_context_tokens
-        for kind, pair_flops, _ in self._windowed:
-            decodes += pair_flops * kind.seen(shape).decode_context_tokens
-        return self.product_flops(shape) + self.prefill_attention_flops(shape) + self._decode_pairs * decodes
-
-    def product_flops(self, shape: BatchShape) -> float:
-        """The part of the operations in matrix products with weights."""
-        return self._token_flops * shape.num_tokens + self._job_flops * shape.num_jobs
-
-    def prefill_attention_flops(self, shape: BatchShape) -> float:
-        """The part of the operations in attention of jobs with more than one new token."""
-        windowed = sum(flops * kind.seen(shape).prefill_pairs for kind, flops, _ in self._windowed)
-        return self._pair_flops * shape.prefill_pairs + windowed
-
-    def weight_bytes(self, shape: BatchShape) -> float:
-        """The part of the bytes that is weights."""
-        return self._fixed_bytes + self._expert_bytes * self._experts_read(shape.num_tokens)
-
-    def prefill_context_bytes(self, shape: BatchShape) -> float:
-        """The part of the bytes that is KV read for jobs with more than one new token."""
-        windowed = sum(size * kind.seen(shape).prefill_context_tokens for kind, _, size in self._windowed)
-        return self._context_bytes * shape.prefill_context_tokens + windowed
-
-    def mixed_context_bytes(self, shape: BatchShape) -> float:
-        """The part of the bytes that is KV read for decodes beside prompts; 0 in a step of decodes alone."""
-        alone = shape.num_tokens == shape.num_decodes
-        return 0.0 if alone else self._decode_context_bytes(shape)
-
-    def bytes(self, shape: BatchShape) -> float:
-        """Bytes that each GPU reads and writes."""
-        context_bytes = self.prefill_context_bytes(shape) + self._decode_context_bytes(shape)
-        # A decode's own key and value are in its context already: counting the write too would add less than one per
-        # cent.
-        return self.weight_bytes(shape) + self._token_bytes * shape.num_tokens + context_bytes
-
-    def _decode_context_bytes(self, shape: BatchShape) -> float:
-        windowed = sum(size * kind.seen(shape).decode_context_tokens for kind, _, size in self._windowed)
-        return self._context_bytes * shape.decode_context_tokens + windowed
+    def of(self, shape: BatchShape) -> StepWork:
+        """What each GPU does in such a step."""
+        decode_flops = self._pair_flops * shape.decode_context_tokens
+        prompts_flops = self._pair_flops * shape.prefill_pairs
+        prompts_bytes = self._context_bytes * shape.prefill_context_tokens
+        decodes_bytes = self._context_bytes * shape.decode_context_tokens
+        for kind, pair_flops, size in self._windowed:
+            seen = kind.seen(shape)
+            decode_flops += pair_flops * seen.decode_context_tokens
+            prompts_flops += pair_flops * seen.prefill_pairs
+            prompts_bytes += size * seen.prefill_context_tokens
+            decodes_bytes += size * seen.decode_context_tokens
+        product_flops = self._token_flops * shape.num_tokens + self._job_flops * shape.num_jobs
+        weight_bytes = self._fixed_bytes + self._expert_bytes * self._experts_read(shape.num_tokens)
+        return StepWork(
+            flops=product_flops + prompts_flops + self._decode_pairs * decode_flops,
+            product_flops=product_flops,
+            prefill_attention_flops=prompts_flops,
+            # A decode's own key and value are in its context already: counting them once more as written is
+            # less than a part in a hundred of its traffic.
+            bytes=weight_bytes + self._token_bytes * shape.num_tokens + (prompts_bytes + decodes_bytes),
+            weight_bytes=weight_bytes,
+            prefill_context_bytes=prompts_bytes,
+            decode_context_bytes=decodes_bytes,
+        )
 
     def _experts_read(self, num_tokens: int) -> float:
         """Share of the expert weights that some token needs, if tokens choose evenly."""

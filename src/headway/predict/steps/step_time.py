@@ -104,7 +104,7 @@ class StepTimeModel:
         self._roofline = Roofline(model or TYPICAL, tp)
         self._peaks = peaks
         self.graphed_tokens = graphed_tokens
-        self._least_reading = self._roofline.bytes(BatchShape()) / peaks.bytes_per_s
+        self._least_reading = self._roofline.of(BatchShape()).bytes / peaks.bytes_per_s
         self._prior = prior
         self._fit = _Recursive(_COEFFICIENTS)
         self._first: list[tuple[list[float], float, UsualError]] = []
@@ -159,24 +159,21 @@ class StepTimeModel:
         self._follow(features, seconds, self._errors[shape.kind])
 
     def _features(self, shape: BatchShape) -> list[float]:
-        work, peaks = self._roofline, self._peaks
-        products_s = work.product_flops(shape) / peaks.flops_per_s
-        weights_s = work.weight_bytes(shape) / peaks.bytes_per_s
-        features = [
+        work, peaks = self._roofline.of(shape), self._peaks
+        products_s, weights_s = work.product_flops / peaks.flops_per_s, work.weight_bytes / peaks.bytes_per_s
+        has_prompts = shape.num_tokens > shape.num_decodes
+        return [
             1.0,
             float(shape.num_jobs),
-            work.bytes(shape) / peaks.bytes_per_s - self._least_reading,
-            work.flops(shape) / peaks.flops_per_s,
+            work.bytes / peaks.bytes_per_s - self._least_reading,
+            work.flops / peaks.flops_per_s,
+            *(max(0.0, products_s - bend * weights_s) for bend in _BENDS),
+            float(shape.num_tokens > self.graphed_tokens > 0),
+            float(has_prompts),
+            work.decode_context_bytes / peaks.bytes_per_s if has_prompts else 0.0,
+            work.prefill_context_bytes / peaks.bytes_per_s,
+            work.prefill_attention_flops / peaks.flops_per_s,
         ]
-        for bend in _BENDS:
-            beyond_s = products_s - bend * weights_s
-            features.append(beyond_s if beyond_s > 0.0 else 0.0)
-        features.append(float(shape.num_tokens > self.graphed_tokens > 0))
-        features.append(float(shape.num_prefill_tokens > 0))
-        features.append(work.mixed_context_bytes(shape) / peaks.bytes_per_s)
-        features.append(work.prefill_context_bytes(shape) / peaks.bytes_per_s)
-        features.append(work.prefill_attention_flops(shape) / peaks.flops_per_s)
-        return features
 
     def _begin(self) -> None:
         """Fit the first steps together, with less weight on the farther ones: one of them may be a warm-up."""
