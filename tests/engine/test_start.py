@@ -430,24 +430,27 @@ DRAFTS: dict[str, Any] = {
 ADAPTERS: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_cpu_loras": 4}
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+ALL_AT_ONCE = {**DRAFTS, **ADAPTERS, "scheduling_policy": "priority", "prefill_schedule_interval": 3}
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"max_model_len": 64, "max_num_batched_tokens": 64},
+    {"max_num_seqs": 1},
+    {"max_num_batched_tokens": 64},
+    {"enable_prefix_caching": False},
+    {"watermark": 0.2},
+    {"max_num_active_seqs": 4},
+    {"kv_offloading_size": 0.125},
+    {"scheduling_policy": "priority"},
+    DRAFTS,
+    ADAPTERS,
+    {"prefill_schedule_interval": 4},
+    ALL_AT_ONCE,
+]
+
+
 @pytest.mark.parametrize(
-    "overrides",
-    [
-        {},
-        {"max_model_len": 64, "max_num_batched_tokens": 64},
-        {"max_num_seqs": 1},
-        {"max_num_batched_tokens": 64},
-        {"enable_prefix_caching": False},
-        {"watermark": 0.2},
-        {"max_num_active_seqs": 4},
-        {"kv_offloading_size": 0.125},
-        {"scheduling_policy": "priority"},
-        DRAFTS,
-        ADAPTERS,
-        {"prefill_schedule_interval": 4},
-        {**DRAFTS, **ADAPTERS, "scheduling_policy": "priority", "prefill_schedule_interval": 3},
-    ],
+    ("overrides", "asynchronous"),
+    [*((each, number % 2 == 1) for number, each in enumerate(OPTIONS)), ({}, True), (ALL_AT_ONCE, True)],
 )
 def test_the_self_check_passes_whatever_the_engine_was_told(
     overrides: dict[str, Any], asynchronous: bool
@@ -457,8 +460,16 @@ def test_the_self_check_passes_whatever_the_engine_was_told(
     assert verdict.steps > 60 * len(verdict.features)
 
 
-@pytest.mark.parametrize("policy", ["vllm", "headway", "fastserve", "ascendra-lp", "adaptivellm-plus"])
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "asynchronous"),
+    [
+        ("vllm", False),
+        ("headway", True),
+        ("fastserve", False),
+        ("ascendra-lp", True),
+        ("adaptivellm-plus", True),
+    ],
+)
 def test_the_self_check_runs_the_policy_and_all_that_is_in_use(policy: str, asynchronous: bool) -> None:
     config = make_config(asynchronous, **DRAFTS, **ADAPTERS, host_kv=HostKv(blocks=64))
     config.additional_config = {"headway": {"policy": policy, "batch_width": 8, "predictor": "learned"}}
