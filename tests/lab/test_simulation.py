@@ -173,11 +173,6 @@ def test_an_error_names_its_cell(tmp_path: Path) -> None:
         run_cell(tight, GridCell("vllm"), lambda record: None)
 
 
-def test_several_instances_share_the_requests(tmp_path: Path) -> None:
-    simulated(replace(SINGLE, instances=2), tmp_path)
-    assert {record.instance for record in read_records(tmp_path / "vllm.records.jsonl")} == {"0", "1"}
-
-
 def test_pools_serve_the_policies_that_are_for_them_and_as_many_equal_instances_the_others(
     tmp_path: Path,
 ) -> None:
@@ -338,19 +333,6 @@ def test_an_interrupted_run_goes_on_where_it_was(sweep_root: Path, tmp_path: Pat
     assert not any("partial" in name for name in content(tmp_path))
     simulated(ASKED, tmp_path / "interrupted", jobs=2)
     assert content(tmp_path / "interrupted") == content(sweep_root)
-
-
-def test_interrupted_with_processes_the_done_is_kept(tmp_path: Path) -> None:
-    setup = set_up(ASKED)
-    folder = opened(setup, tmp_path)
-
-    def stop(requests: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_cells(setup.scenario, folder, jobs=2, tick=stop)
-    assert any(folder.result(cell) is not None for cell in ASKED.grid.cells())
-    assert not any("partial" in name for name in content(tmp_path))
 
 
 def test_what_another_command_still_writes_into_the_folder_stays(tmp_path: Path) -> None:
@@ -561,11 +543,6 @@ def test_a_story_follows_the_load() -> None:
     assert slow.chapters[0].start_s == pytest.approx(slow.record.arrival_s, abs=1e-6)
 
 
-def test_a_story_of_nobody_names_some_that_exist() -> None:
-    with pytest.raises(ConfigError, match="no request 'x' in the trace; its 60 ids begin 0, 1, 2, 3, 4"):
-        explain(set_up(SINGLE).scenario, GridCell("vllm"), "x")
-
-
 def test_a_trace_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     scenario = set_up(SINGLE).scenario
     for name in ("one.json.gz", "two.json.gz", "plain.json"):
@@ -611,8 +588,3 @@ def test_by_default_they_are_learned_where_somebody_goes_by_them() -> None:
     setup = set_up(PREDICTING)
     assert setup.scenario.predictor == "learned"
     assert setup.lengths() == "learned, for predicted"
-
-
-def test_a_predictor_that_does_not_exist_is_refused_before_anything_runs() -> None:
-    with pytest.raises(ConfigError, match="unknown predictor 'tea-leaves'"):
-        set_up(replace(ASKED, predictor="tea-leaves"))

@@ -22,12 +22,10 @@ from headway.policies.batching.top_jobs import TopJobs
 from headway.policies.leaving.at_risk import expect_step
 from headway.policies.order.keyed import ShortestPrompt
 from headway.policies.order.on_time import OnTime
-from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene, timed
 from tests.policies.batching.test_mixed_step import Graphed, SharedKernel
-from tests.policies.contract import Workload, drive, from_preset, hurried, workloads
 from tests.policies.instance import LinearCost, ReadingCost
-from tests.strategies import FEW, UNTIMED, decoding, ids, ledger_of, make_job, prefilling
+from tests.strategies import UNTIMED, decoding, ids, ledger_of, make_job, prefilling
 
 
 def scene(residents: list[Job], *, settings: dict[str, Any] | None = None, **view: Any) -> Scene:
@@ -65,22 +63,6 @@ def test_drafts_have_room_in_the_budget(tbt_s: float, budget: int) -> None:
     # Two decodes and three drafts each are 8 tokens: within 10 s 92 more, which to the grain of 16 are 80.
     at = scene([timed("x", tbt_s), timed("y", 30.0)], tokens_a_decode=4)
     assert at.wait(make_job("a", prompt=500)).plan().token_budget == budget
-
-
-def test_drafts_of_many_are_not_starved_where_step_times_are_not_trusted() -> None:
-    many = [timed(str(number), 0.01) for number in range(200)]
-    at = scene(many, max_run=200, max_resident=200, free_blocks=900, total_blocks=9000, tokens_a_decode=3)
-    assert at.plan().token_budget == 600 + 16
-
-
-def test_only_a_share_of_the_target_is_used() -> None:
-    # Half of 10 s: 50 tokens, of which 48 are for prompts.
-    plan = (
-        scene([timed("x", 10.0), timed("y", 30.0)], settings={"share": 0.5})
-        .wait(make_job("a", prompt=500))
-        .plan()
-    )
-    assert plan.token_budget == 50
 
 
 @pytest.mark.parametrize(
@@ -300,11 +282,6 @@ def test_the_only_decode_does_not_pause_for_prompts_without_room() -> None:
     assert ids(at.plan().run) == ["x"]
 
 
-def test_those_in_a_hurry_all_run_however_long_it_takes() -> None:
-    hurried = [timed(f"x{n:02}", 1.0) for n in range(14)]
-    assert len(scene(hurried).plan().run) == 14
-
-
 def test_a_late_answer_keeps_its_pace_and_pauses_for_nobody() -> None:
     # 40 of at most 41 tokens took 400 s; at 1 s a token they were due at 39. 1 s is 10 tokens, and there are 11.
     late = timed("late", 1.0, output=40, limit=41)
@@ -384,12 +361,6 @@ def test_while_nothing_is_saved_no_step_is_predicted_to_be_longer_than_a_token_m
     if 0.1 * len(hurried) <= tightest_s:
         assert predicted_s <= tightest_s + 1e-9
     assert len(hurried) == sum(tbt_s is not None for tbt_s in targets)
-
-
-@FEW
-@given(workload=workloads(), tbt_s=st.sampled_from([0.01, 0.3, 1.0]))
-def test_targets_that_cannot_be_met_stall_nobody(workload: Workload, tbt_s: float) -> None:
-    drive(from_preset(find_preset("headway"))(workload), hurried(workload, tbt_s))
 
 
 def test_a_long_prompt_that_has_begun_makes_way_for_a_short_one_that_ranks_before_it() -> None:

@@ -103,13 +103,6 @@ def test_nobody_overtakes_one_that_does_not_fit() -> None:
     assert not made.returning
 
 
-def test_nobody_comes_back_in_a_step_in_which_somebody_leaves() -> None:
-    # s fits; t does not, and y, served later than t, makes room.
-    made = kv_moves(stays("y", 9, 3), free=Room(3, 9))
-    made.settle([swapped("s", 1, 3), swapped("t", 2, 3)])
-    assert (ids(made.leaving), made.returning) == (["y"], [])
-
-
 def test_one_the_host_has_no_room_for_stays_and_the_next_is_asked() -> None:
     # The host has 3 blocks: y's 4 do not fit, x's 3 do, and then w's 1 does not.
     made = kv_moves(
