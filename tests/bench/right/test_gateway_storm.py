@@ -131,12 +131,12 @@ def test_what_attackers_must_not_do(change: dict[str, Any], withstood: bool) -> 
 @pytest.mark.timeout(120)
 @pytest.mark.slow
 def test_honest_tenants_are_served_beside_attackers(tmp_path: Path) -> None:
-    plan = replace(HOSTILE, requests=45, texts=4)
+    plan = replace(HOSTILE, requests=75, texts=4)
     result = gateway_storm.run(plan, tmp_path, hostile=True)
     log = (tmp_path / "log").read_text()[-3000:]
     # How soon they are served is the bench's to judge, on a machine that has time for both.
     assert not any(result[key] for key in ("wrong", "leaks", "exit_code")), f"{result}\n{log}"
-    assert result["ends"]["finished"] == result["requests"] == 45
+    assert result["ends"]["finished"] == result["requests"] == 75
     assert len(result["answers"]) > 20
     assert "200" in result["answers"]["its share, over and over"]
 
