@@ -4,7 +4,7 @@ BIN := .venv/bin
 OUT ?= out
 DEMO := $(OUT)/demo
 PROPERTIES := quick
-WORKERS := $(shell echo $$(( $$(nproc) < 4 ? 2 * $$(nproc) : 8 )))  # two a core: half of the time tests wait for processes
+WORKERS := $(shell echo $$(( $$(nproc) < 4 ? 2 * $$(nproc) + 1 : 8 )))  # more than cores: half of the time tests wait for processes
 unexport PYTHONDONTWRITEBYTECODE  # else every server and worker compiles what the one before it did
 
 TOOLS := .venv-tools
