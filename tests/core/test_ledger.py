@@ -43,8 +43,7 @@ def test_admission_makes_a_job_resident_with_its_first_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "expected"),
-    [("abc", "abc"), ("cab", "cab"), ("c", "cab"), ("ca", "cab"), ("", "abc")],
+    ("run", "expected"), [("abc", "abc"), ("cab", "cab"), ("c", "cab"), ("ca", "cab"), ("", "abc")]
 )
 def test_residents_stand_as_the_step_served_them_then_the_paused(run: str, expected: str) -> None:
     ledger, jobs = started("a", "b", "c")

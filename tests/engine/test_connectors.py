@@ -13,13 +13,7 @@ from vllm.v1.request import RequestStatus
 from headway.core.plan import Reason
 from headway.core.record import Outcome
 from headway.engine.demo_model import ensure_demo_random
-from headway.engine.model_free import (
-    ScriptedRequest,
-    StepLog,
-    engine_config,
-    headway_builder,
-    make_scheduler,
-)
+from headway.engine.model_free import ScriptedRequest, StepLog, engine_config, headway_builder, make_scheduler
 from headway.engine.self_check import compare_logs, stock_builder
 from headway.policies.presets import PRESETS
 from tests.engine.scripted_connector import OffloadingEngine, Script, TransferringEngine, transfer_config

@@ -109,10 +109,7 @@ async def test_a_wrong_key_is_an_authentication_error() -> None:
 
 
 async def test_another_tenant_than_the_keys_is_a_permission_error() -> None:
-    async with (
-        gateway(GatewayOptions(keys=Keys({b"right": "a"}))) as url,
-        client_of(url, "right") as client,
-    ):
+    async with gateway(GatewayOptions(keys=Keys({b"right": "a"}))) as url, client_of(url, "right") as client:
         with pytest.raises(openai.PermissionDeniedError, match="the key's is 'a'"):
             await client.completions.create(model=MODEL, prompt="one", extra_headers={"x-tenant": "b"})
 
@@ -139,10 +136,7 @@ async def test_a_stream_that_cannot_go_on_ends_in_an_error() -> None:
 
 
 async def test_no_instance_is_an_internal_server_error_to_try_again_later() -> None:
-    async with (
-        gateway(url=f"http://127.0.0.1:{free_port()}") as url,
-        client_of(url) as client,
-    ):
+    async with gateway(url=f"http://127.0.0.1:{free_port()}") as url, client_of(url) as client:
         with pytest.raises(openai.InternalServerError, match="no instance is ready") as refused:
             await client.completions.create(model=MODEL, prompt="one")
     assert refused.value.status_code == 503

@@ -476,10 +476,7 @@ def test_an_oracle_is_marked_as_a_bound_wherever_people_look(tmp_path: Path) -> 
     vllm, bound = run_cells(setup.scenario, folder, jobs=2)
     assert (bound.summary.mean_jct_s or 0) < (vllm.summary.mean_jct_s or 0)
     assert "srpt-oracle (clairvoyant)" in rendered(folder, [vllm, bound])
-    assert list(labelled_summaries(sections(read_runs(tmp_path)))) == [
-        "vllm",
-        "srpt-oracle (clairvoyant)",
-    ]
+    assert list(labelled_summaries(sections(read_runs(tmp_path)))) == ["vllm", "srpt-oracle (clairvoyant)"]
     assert list(json.loads(to_json(asked.grid, [vllm, bound]))) == ["vllm", "srpt-oracle"]
     assert explain(setup.scenario, GridCell("srpt-oracle"), "40")[0].record.id == "40"
 

@@ -28,10 +28,7 @@ PLAN = RealPlan(
     policies=("vllm-v0", "sjf"),
     sizes=SIZES,
     requests=lambda: FEW,
-    columns=(
-        RealColumn("throughput_rps", "req/s", over=True),
-        RealColumn("preemptions", "preemptions"),
-    ),
+    columns=(RealColumn("throughput_rps", "req/s", over=True), RealColumn("preemptions", "preemptions")),
     what="requests",
     note="Only a test.",
     seconds=90.0,

@@ -83,12 +83,7 @@ def test_the_two_directions_do_not_wait_for_each_other() -> None:
 def test_an_offloaded_job_stays_and_then_leaves_at_once() -> None:
     # At 2 b pauses and is copied until 3.5. At 4 it leaves: its three blocks are free in that very step.
     script = Script(
-        {
-            2.0: Do(offload="b"),
-            3.0: Do(pause="b"),
-            4.0: Do(preempt={"b": SWAP}),
-            5.0: Do(hold="b"),
-        }
+        {2.0: Do(offload="b"), 3.0: Do(pause="b"), 4.0: Do(preempt={"b": SWAP}), 5.0: Do(hold="b")}
     )
     records, result = follow(script, A, B)
     assert (script.seen[3.0].free, script.seen[3.0].coming, script.seen[3.0].swapped) == (10, 0, [])
@@ -126,13 +121,7 @@ def test_what_an_offload_under_way_does_not_cover_is_copied_after_it() -> None:
 
 def test_a_prefetched_job_is_put_back_at_once_and_without_a_copy() -> None:
     # As above; put back at 5 it leaves its blocks in that step, although it once was copied out in 1.5 s.
-    script = Script(
-        {
-            2.0: Do(preempt={"b": SWAP}),
-            4.0: Do(prefetch="b"),
-            5.0: Do(preempt={"b": SWAP}),
-        }
-    )
+    script = Script({2.0: Do(preempt={"b": SWAP}), 4.0: Do(prefetch="b"), 5.0: Do(preempt={"b": SWAP})})
     records, result = follow(script, request("a", 0.0, 8, 9), B)
     assert script.seen[5.0].preempted == {"b": SWAP}
     assert (script.seen[6.0].free, script.seen[6.0].coming) == (16 - 4, 0)  # a has four by now
@@ -155,9 +144,7 @@ def test_a_job_put_back_on_its_way_leaves_its_blocks_when_the_copy_has_ended() -
 def test_a_job_that_leaves_on_its_way_back_and_returns_waits_for_the_second_copy() -> None:
     # Twelve blocks: out from 1 to 7, back from 7 to 10, but put back at 8 and started again at 9, into other blocks:
     # that copy is the next one, 10 to 13.
-    script = Script(
-        {1.0: Do(preempt={"b": SWAP}), 7.0: Do(prefetch="b"), 8.0: Do(preempt={"b": SWAP})},
-    )
+    script = Script({1.0: Do(preempt={"b": SWAP}), 7.0: Do(prefetch="b"), 8.0: Do(preempt={"b": SWAP})})
     records, result = follow(
         script,
         request("a", 0.0, 8, 20),

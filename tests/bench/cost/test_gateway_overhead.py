@@ -23,13 +23,7 @@ from bench.cost.gateway_overhead import (
     streamed,
     turn_of,
 )
-from bench.cost.gateway_proxies import (
-    DIRECT,
-    Client,
-    Heard,
-    chat,
-    completion,
-)
+from bench.cost.gateway_proxies import DIRECT, Client, Heard, chat, completion
 from bench.cost.sse_servers import DONE, STAMP_DIGITS, chat_event, event
 from headway.lab.server import RunningServer
 

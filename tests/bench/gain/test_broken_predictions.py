@@ -7,15 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from bench.figures import GOODPUT, MEAN_JCT, Runs
-from bench.gain.broken_predictions import (
-    Found,
-    Plan,
-    broken_cell,
-    broken_table,
-    broken_verdicts,
-    run,
-    tabled,
-)
+from bench.gain.broken_predictions import Found, Plan, broken_cell, broken_table, broken_verdicts, run, tabled
 from bench.governor import (
     NO_LENGTHS,
     NO_STEPS,

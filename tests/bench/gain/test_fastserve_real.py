@@ -7,14 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.gain.fastserve_real import (
-    AMPLE,
-    FASTSERVE,
-    SHORT,
-    Measured,
-    gains,
-    stream,
-)
+from bench.gain.fastserve_real import AMPLE, FASTSERVE, SHORT, Measured, gains, stream
 from bench.real_runs import STOCK, CapacityFacts, Run
 from bench.side_by_side import compared
 

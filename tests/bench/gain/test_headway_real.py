@@ -164,13 +164,7 @@ def test_every_system_of_a_cell_is_run_once_a_seed_and_stock_for_all_kinds(plan:
     grid = plan.grid()
     assert set(grid) == {(kind, load) for kind in (NONE, ONE, TWO) for load in (0.5, 1.0)}
     assert set(grid[NONE, 0.5]) == {stock_name(16), CONTROL.name, "predicted"}
-    assert set(grid[TWO, 1.0]) == {
-        stock_name(4),
-        stock_name(16),
-        CONTROL.name,
-        PRIORITY.name,
-        "predicted",
-    }
+    assert set(grid[TWO, 1.0]) == {stock_name(4), stock_name(16), CONTROL.name, PRIORITY.name, "predicted"}
     # The control is stock once more, for all kinds, and kept apart from it.
     assert grid[NONE, 0.5][CONTROL.name] == grid[TWO, 0.5][CONTROL.name]
     assert grid[NONE, 0.5][CONTROL.name] != grid[NONE, 0.5][stock_name(16)]

@@ -13,12 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gain.regret import (
-    found_in,
-    make_runs,
-    near_the_best,
-    still_racing,
-)
+from bench.gain.regret import found_in, make_runs, near_the_best, still_racing
 from bench.gain.regret_runs import (
     ABLATIONS,
     ANY,
@@ -277,11 +272,7 @@ def test_the_runs_of_who_is_blind_to_targets_are_the_same_with_any(name: str) ->
     for slo, priority in ((Slo(), 0), (Slo(ttft_s=3.0, tbt_s=0.8, deadline_s=20.0), -1)):
         trace, records = mixed(slo=slo, priority=priority), list[Record]()
         simulate(
-            trace,
-            contender(name).factory(trace),
-            system,
-            on_record=records.append,
-            max_output_tokens=16,
+            trace, contender(name).factory(trace), system, on_record=records.append, max_output_tokens=16
         )
         ended.append([(each.id, each.first_token_s, each.finished_s) for each in records])
     assert ended[0] == ended[1]

@@ -7,14 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from bench.gain.regret_runs import Cell
-from bench.gain.regret_tables import (
-    TAILS,
-    CellFindings,
-    league,
-    lower_bound,
-    summary,
-    tables,
-)
+from bench.gain.regret_tables import TAILS, CellFindings, league, lower_bound, summary, tables
 
 Values = Sequence[float | None]
 

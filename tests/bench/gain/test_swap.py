@@ -27,11 +27,7 @@ from headway.core.plan import Fate
 from headway.core.record import Outcome, Record
 
 BLOCK_BYTES = 1000
-COUNTERS = {
-    "swap_out_s": 0.5,
-    "swap_in_s": 0.3,
-    "copy_wait_s": 0.2,
-}
+COUNTERS = {"swap_out_s": 0.5, "swap_in_s": 0.3, "copy_wait_s": 0.2}
 
 
 def law(shape: BatchShape) -> float:

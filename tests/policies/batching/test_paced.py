@@ -266,11 +266,7 @@ def test_few_in_a_hurry_do_not_make_more_prompts_late(prompts: int, free_blocks:
 def test_where_drafts_are_right_a_step_may_be_so_many_times_as_long() -> None:
     # 0.5 s are 5 tokens: a decode with its draft, which saves up for a prompt. Where a step brings 16 tokens of a
     # longer decode, 8 s are 80: 64 in whole grains.
-    for tokens_a_decode, decoded_tokens, budget in (
-        (2, 1.0, 2),
-        (16, 16.0, 16 + 64),
-        (16, 8.0, 16 + 16),
-    ):
+    for tokens_a_decode, decoded_tokens, budget in ((2, 1.0, 2), (16, 16.0, 16 + 64), (16, 8.0, 16 + 16)):
         at = scene([timed("x", 0.5)], tokens_a_decode=tokens_a_decode, decoded_tokens=decoded_tokens)
         assert at.wait(make_job("a", prompt=500)).plan().token_budget == budget
 

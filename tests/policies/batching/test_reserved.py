@@ -16,8 +16,7 @@ from tests.strategies import FEW, decoding, ids, make_job, prefilling
 
 
 @pytest.mark.parametrize(
-    ("total_blocks", "expected"),
-    [(6, []), (7, ["a"]), (9, ["a"]), (10, ["a", "b"]), (99, ["a", "b", "c"])],
+    ("total_blocks", "expected"), [(6, []), (7, ["a"]), (9, ["a"]), (10, ["a", "b"]), (99, ["a", "b", "c"])]
 )
 def test_the_leading_jobs_that_fit_beside_the_residents(total_blocks: int, expected: list[str]) -> None:
     # Blocks of 4. The resident's 10 + 6 tokens reserve 4, however few it holds now; a: 5 + 4 tokens: 3;

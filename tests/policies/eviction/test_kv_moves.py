@@ -143,8 +143,7 @@ def test_what_is_on_its_way_is_not_named_again_and_takes_no_more_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "expected"),
-    [(Room(11, 3), True), (Room(10, 3), False), (Room(11, 2), False)],
+    ("free", "expected"), [(Room(11, 3), True), (Room(10, 3), False), (Room(11, 2), False)]
 )
 def test_room_is_ample_with_the_newcomers_in_and_the_idle_room_left(free: Room, expected: bool) -> None:
     # Two newcomers of 3 blocks are more than the idle 5 and 1 slot; 5 and 1 more are to be left.

@@ -4,14 +4,7 @@ from pathlib import Path
 
 import pytest
 from headway_reproduce.magnus.data import LONGEST_OUTPUT, DataSource, load_tasks
-from headway_reproduce.magnus.real import (
-    MEASUREMENT,
-    POLICIES,
-    REAL_SHOWN,
-    real_rows,
-    serve_policies,
-    taught,
-)
+from headway_reproduce.magnus.real import MEASUREMENT, POLICIES, REAL_SHOWN, real_rows, serve_policies, taught
 from headway_reproduce.real_study import RealResult, RealRuns, real_part
 
 from headway.lab.papers import PaperRequest
