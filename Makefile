@@ -4,14 +4,14 @@ BIN := .venv/bin
 OUT ?= out
 DEMO := $(OUT)/demo
 PROPERTIES := quick
-WORKERS := $(shell echo $$(( $$(nproc) < 7 ? $$(nproc) + 1 : 8 )))  # one more than cores: some tests wait for processes
+WORKERS := $(shell echo $$(( $$(nproc) < 4 ? 2 * $$(nproc) + 1 : 8 )))  # more than cores: half of the time tests wait for processes
 unexport PYTHONDONTWRITEBYTECODE  # else every server and worker compiles what the one before it did
 
 TOOLS := .venv-tools
 RAY := .venv-ray
 PAGES := $(OUT)/pages
 
-.PHONY: help setup demo how-long test lint check soak versions bench ray golden lock docs manifests
+.PHONY: help setup demo how-long test lint check every-test soak versions bench ray golden lock docs manifests
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,7 +29,7 @@ how-long:
 	@echo "two policies, one after the other: three to four minutes on two cores, and the first time two more for set-up"
 
 test: setup ## the fast tests, on every core: no server, no model
-	$(BIN)/pytest -m "not engine$(if $(filter quick,$(PROPERTIES)), and not slow)" --hypothesis-profile $(PROPERTIES) --numprocesses $(WORKERS) --dist worksteal
+	$(BIN)/pytest -m "not engine and not slow" --numprocesses $(WORKERS) --dist worksteal
 
 lint: setup ## style, import rules, sizes, prose, types
 	$(BIN)/ruff check .
@@ -39,10 +39,13 @@ lint: setup ## style, import rules, sizes, prose, types
 	$(BIN)/mypy
 
 check: PROPERTIES := full
+check: every-test lint ## everything CI runs: lint, the fast tests, the real engine's
+
+# One run, a file at a time: parts one after the other collect twice, and leave a core idle at the end of each.
 # Bound as vLLM binds them by default, all servers of the tests would share the first core.
-check: lint test ## everything CI runs: lint, the fast tests, the real engine's
-	VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 \
-		$(BIN)/pytest -m "engine and not long" --numprocesses $(WORKERS) --dist loadfile
+every-test: setup
+	VLLM_CPU_OMP_THREADS_BIND=nobind OMP_NUM_THREADS=1 $(BIN)/pytest -m "not long" --hypothesis-profile $(PROPERTIES) \
+		--numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 soak: setup ## the long tests of the real engine: instances killed and frozen, soaks, the demo model
 	$(BIN)/pytest -m long

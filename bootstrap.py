@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import venv
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -60,8 +61,11 @@ def _install_packages() -> bool:
             "set TORCH_CPU_INDEX_URL to a mirror of PyTorch's CPU index"
         )
         return False
-    _say(f"installing {len(lines) - len(cpu_builds)} more packages")
-    return _pip(*(line for line in lines if "+cpu" not in line))
+    rest = [line for line in lines if "+cpu" not in line]
+    _say(f"installing {len(rest)} more packages")
+    # By two at once: pip unpacks one package after another, and none here waits for another.
+    with ThreadPoolExecutor() as pool:
+        return all(pool.map(lambda part: _pip(*part), (rest[::2], rest[1::2])))
 
 
 def answer_for_vllm(script: Path) -> None:

@@ -22,13 +22,20 @@ gc.disable()
 # Machines are shared and slow at times: how long an example takes, or is drawn, is no property of the code.
 _untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("quick", _untimed, max_examples=20)
-settings.register_profile("full", _untimed, max_examples=100)  # `make check`
+settings.register_profile("full", _untimed, max_examples=50)  # `make check`
 settings.load_profile("quick")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--rewrite-golden`: store what the code does now (`make golden`)."""
     parser.addoption("--rewrite-golden", action="store_true", help="rewrite tests/golden/*.jsonl")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that start whole programs: the longest, so that none is left alone at the end."""
+    starting = {item.path for item in items if item.get_closest_marker("engine")}
+    items.sort(key=lambda item: item.path not in starting)
 
 
 def pytest_collection_finish() -> None:

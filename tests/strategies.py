@@ -22,12 +22,7 @@ FEW = settings(UNTIMED, max_examples=10)
 
 def make_job(id_: str = "a", *, prompt: int = 10, limit: int = 10, **fields: Any) -> Job:
     """A job that waits since 0 s, unless told otherwise."""
-    return Job(
-        id=id_,
-        num_prompt_tokens=prompt,
-        max_output_tokens=limit,
-        **{"arrival_s": 0.0, **fields},
-    )
+    return Job(id=id_, num_prompt_tokens=prompt, max_output_tokens=limit, **{"arrival_s": 0.0, **fields})
 
 
 def decoding(id_: str = "a", *, prompt: int = 10, output: int = 1, **fields: Any) -> Job:

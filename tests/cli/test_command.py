@@ -44,14 +44,6 @@ def test_help_lists_the_commands_and_teaches() -> None:
     assert "headway serve demo" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["serve", "replay", "simulate"])
-def test_every_command_has_help_with_examples(name: str) -> None:
-    done = run(name, "--help")
-    assert done.returncode == 0
-    assert f"headway {name}" in done.stdout
-    assert "Examples" in done.stdout
-
-
 def examples(text: str) -> list[list[str]]:
     """The words of each command of a help text, read as a shell would read it if it was copied there."""
     shown = [line for line in text.replace("\\\n", " ").splitlines() if line.startswith("  headway ")]
@@ -59,17 +51,17 @@ def examples(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("name", ["", *COMMANDS])
-def test_every_example_can_be_copied_from_the_help(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_is_for_users_and_all_of_its_examples_can_be_copied(
+    name: str, headway: Headway, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    shown = examples(run(*([name] if name else []), "--help").stdout)
+    code, out, _ = headway(*name.split(), "--help")
+    assert code == 0
+    assert "Raises" not in out  # that is for callers
+    shown = examples(out)
     assert shown
     for _, command, *words in shown:
         _load(command).make_context(command, words)  # raises for words that it would not accept
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_is_for_users_not_for_callers(name: str) -> None:
-    assert "Raises" not in run(name, "--help").stdout
 
 
 def test_help_imports_nothing_heavy() -> None:

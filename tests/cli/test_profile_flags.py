@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.output import check_target
-from headway.errors import ConfigError
 from headway.predict.steps.calibration import load_cost_file
 from tests.cli.conftest import Refused
 from tests.engine.demo_kv import KV_BYTES_PER_TOKEN
@@ -22,14 +20,6 @@ def profile(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """Says why a profile is refused before an engine starts."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return partial(refused, "profile")
-
-
-def test_help_teaches_by_examples() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "headway.cli", "profile", "--help"], capture_output=True, text=True, check=True
-    )
-    assert "headway profile --model demo --out demo.json" in done.stdout
-    assert all(flag in done.stdout for flag in ("--seconds", "--quick", "--force", "--json", "VLLM_FLAGS"))
 
 
 @pytest.mark.parametrize(
@@ -72,21 +62,6 @@ def test_a_place_that_cannot_be_written_is_refused_first(profile: Refused, tmp_p
     (tmp_path / "file").write_text("")
     err = profile("--model", "demo", "--out", str(tmp_path / "file" / "cost.json"))
     assert "is not a folder that can be written to" in err
-
-
-@pytest.mark.parametrize("force", [False, True])
-def test_a_place_that_lets_root_in_but_takes_no_file_is_refused_first(force: bool) -> None:
-    with pytest.raises(ConfigError, match=r"^--out /proc/cost\.json cannot be written \(.+\); accepted: "):
-        check_target(Path("/proc/cost.json"), force)
-
-
-def test_what_is_tried_of_a_new_file_leaves_none(tmp_path: Path) -> None:
-    old = tmp_path / "old.json"
-    old.write_text("mine")
-    check_target(tmp_path / "cost.json", force=False)
-    check_target(old, force=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["old.json"]
-    assert old.read_text() == "mine"
 
 
 # ---- on the real engine ------------------------------------------------------------------------------

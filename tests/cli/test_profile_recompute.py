@@ -55,14 +55,6 @@ def test_what_is_not_accepted_is_said_in_a_line(profile: Run, words: list[str], 
     assert complaint in err
 
 
-def test_a_file_is_not_replaced_unless_asked_to(profile: Run, measured: Path) -> None:
-    before = measured.read_bytes()
-    code, _, err = profile("--out", str(measured))
-    assert code == 2
-    assert "exists; accepted: a new file, or --force to replace it" in err
-    assert measured.read_bytes() == before
-
-
 def test_rows_are_fitted_again_without_an_engine(profile: Run, measured: Path) -> None:
     code, out, err = profile("--from", str(measured), "--quick", "--json")
     assert code == 0
@@ -93,12 +85,6 @@ def test_errors_of_a_busy_machine_are_flagged(
     code, _, err = profile("--from", str(path), "--quick")
     assert code == 0
     assert ("this machine was busy: steps of one kind differ by 62%" in " ".join(err.split())) is flagged
-
-
-def test_without_json_stdout_stays_empty(profile: Run, measured: Path) -> None:
-    code, out, err = profile("--from", str(measured), "--quick")
-    assert (code, out) == (0, "")
-    assert "error (MAPE)" in err
 
 
 def test_a_shape_less_is_said(profile: Run, tmp_path: Path) -> None:

@@ -116,11 +116,7 @@ def test_a_sweep_has_its_loads_in_the_names(tmp_path: Path) -> None:
     ],
 )
 def test_errors_are_raised_in_one_line(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    error: type[HeadwayError],
-    says: str,
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], error: type[HeadwayError], says: str
 ) -> None:
     monkeypatch.chdir(folder.parent)
     result = headway_report(*arguments)

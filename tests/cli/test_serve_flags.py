@@ -317,11 +317,7 @@ def test_the_introduction_says_what_memory_is_taken(model: str) -> None:
 def test_a_length_predictor_is_passed_on_and_introduced(model: str, tmp_path: Path) -> None:
     file = tmp_path / "lengths.npz"
     made = command(model, policy="predicted", predictor="learned", length_model=str(file))
-    assert headway_config(made) == {
-        "policy": "predicted",
-        "predictor": "learned",
-        "length_model": str(file),
-    }
+    assert headway_config(made) == {"policy": "predicted", "predictor": "learned", "length_model": str(file)}
     says = introduction("m", "u", made)
     assert f"; lengths of answers are predicted with learned; what is learned is kept in {file}\n" in says
     forgetful = introduction("m", "u", command(model, predictor="learned"))
@@ -371,10 +367,7 @@ def test_the_introduction_is_three_lines(model: str) -> None:
         (["demo", "--slo-ttft", "-1"], "error: --slo-ttft is -1.0"),
         (["demo", "--port", "80"], "error: --port is 80; accepted: 1024 to 65535"),
         (["demo", "--host", "203.0.113.7"], "error: cannot serve on 203.0.113.7"),
-        (
-            ["demo", "--predictor", "tea"],
-            "error: unknown length predictor 'tea'; accepted: learned",
-        ),
+        (["demo", "--predictor", "tea"], "error: unknown length predictor 'tea'; accepted: learned"),
         (["demo", "--length-model", "x"], "error: --length-model is "),
         (["demo", "--predictor", "none", "--length-model", "x"], "error: --length-model is "),
         (["demo", "--host-kv-gib", "-1"], "error: --host-kv-gib is -1.0; accepted: more than 0"),
@@ -434,9 +427,7 @@ def test_no_host_is_not_every_address(refused: Refused) -> None:
     assert err == "error: --host is empty; accepted: an address of this machine, 0.0.0.0 for all\n"
 
 
-def test_an_unknown_flag_before_the_dashes_is_a_usage_error(
-    refused: Refused,
-) -> None:
+def test_an_unknown_flag_before_the_dashes_is_a_usage_error(refused: Refused) -> None:
     err = refused("serve", "demo", "--max-num-seqs", "4")
     assert "No such option" in err
 

@@ -54,18 +54,6 @@ def test_the_budget_is_spent_in_run_order_then_on_admissions() -> None:
     assert why(outcome) == {"late": Reason.BUDGET}
 
 
-def test_a_cap_bounds_a_chunk_and_leaves_the_rest_to_others() -> None:
-    # Budget 12: a is capped at 3 of 10, b's cap is above the 4 it needs, w is capped at 2 of the 5 left.
-    a, b, w = prefilling("a"), prefilling("b", prompt=4), make_job("w")
-    pool = BlockPool(20)
-    hold(pool, a, b)
-    outcome = do(
-        StepPlan(run=[a, b], admit=[w], token_budget=12, chunk_cap={a: 3, b: 99, w: 2}), pool, [a, b]
-    )
-    assert granted(outcome) == {"a": 3, "b": 4, "w": 2}
-    assert outcome.passed_over == {}
-
-
 def test_a_resident_with_nothing_to_compute_is_passed_over() -> None:
     # Everything known of a is computed and its next token in flight; b still gets its own.
     a, b = prefilling("a", computed=10), decoding("b")
@@ -77,16 +65,6 @@ def test_a_resident_with_nothing_to_compute_is_passed_over() -> None:
 
 
 # ---- pauses, preemptions, shortage -----------------------------------------------------------------
-
-
-def test_a_paused_resident_gets_nothing_and_keeps_its_blocks() -> None:
-    a, b = decoding("a", prompt=8), decoding("b", prompt=8)
-    pool = BlockPool(5)  # two blocks each, one free: a's ninth token takes it
-    hold(pool, a, b)
-    outcome = do(StepPlan(run=[a], token_budget=9), pool, [b, a])
-    assert granted(outcome) == {"a": 1}
-    assert outcome.preempted == {}
-    assert (pool.room(a), pool.room(b)) == (12, 8)
 
 
 def test_a_planned_preemption_frees_its_blocks_first_and_admission_goes_on() -> None:
@@ -114,16 +92,6 @@ def test_shortage_takes_the_last_paused_then_the_end_of_run() -> None:
     assert set(outcome.preempted.values()) == {Fate.RECOMPUTE}
 
 
-def test_shortage_without_paused_jobs_takes_the_end_of_run() -> None:
-    # Six blocks, all held: a evicts c and takes one block, b takes the other; c is no longer there to run.
-    a, b, c = (decoding(name, prompt=8) for name in "abc")
-    pool = BlockPool(6)
-    hold(pool, a, b, c)
-    outcome = do(StepPlan(run=[a, b, c], token_budget=9), pool, [c, b, a])
-    assert granted(outcome) == {"a": 1, "b": 1}
-    assert list(outcome.preempted) == [c]
-
-
 def test_the_last_of_run_evicts_itself_and_those_before_it_keep_their_tokens() -> None:
     a, b = decoding("a", prompt=8), decoding("b", prompt=8)
     pool = BlockPool(5)
@@ -132,16 +100,6 @@ def test_the_last_of_run_evicts_itself_and_those_before_it_keep_their_tokens() -
     assert granted(outcome) == {"a": 1}
     assert list(outcome.preempted) == [b]
     assert (pool.room(a), pool.free_blocks) == (12, 2)
-
-
-def test_nobody_is_admitted_after_a_shortage() -> None:
-    # b's eviction leaves two blocks and eight tokens, enough for w: it waits all the same.
-    a, b, w = decoding("a", prompt=8), decoding("b", prompt=8), make_job("w", prompt=2)
-    pool = BlockPool(5)
-    hold(pool, a, b)
-    plan = StepPlan(run=[a, b], admit=[w], token_budget=9)
-    outcome = do(plan, pool, [a, b])
-    assert (outcome.admitted, why(outcome)) == ([], {})
 
 
 # ---- admission -------------------------------------------------------------------------------------
@@ -266,15 +224,6 @@ def test_whole_prompts_are_fitted_by_all_their_tokens_cached_or_not() -> None:
     outcome = do(StepPlan(admit=[w, x], token_budget=12, whole_prompts=True), pool, [])
     assert granted(outcome) == {"w": 2}
     assert why(outcome) == {"x": Reason.WHOLE_PROMPT}
-
-
-def test_admission_passes_over_any_number_of_jobs_but_stops_at_one_misfit() -> None:
-    wait = [make_job(f"w{place}", prompt=4) for place in range(6)]
-    pool = BlockPool(2)
-    pool.not_ready = dict.fromkeys(wait[:3], Reason.LORA)
-    outcome = do(StepPlan(admit=wait, token_budget=50), pool, [])
-    assert ids(outcome.admitted) == ["w3", "w4"]
-    assert why(outcome) == {"w0": Reason.LORA, "w1": Reason.LORA, "w2": Reason.LORA, "w5": Reason.ISL}
 
 
 def test_the_last_token_is_on_its_way_for_certain_when_it_is_whatever_becomes_of_drafts() -> None:

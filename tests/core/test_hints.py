@@ -56,14 +56,6 @@ def test_what_is_no_number_is_refused(key: str, value: object) -> None:
         read_hints({key: value})
 
 
-@pytest.mark.parametrize("key", [*TARGETS, *COUNTS])
-@pytest.mark.parametrize("value", HUGE)
-def test_huge_numbers_are_refused_in_a_short_message(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"^{key} is ") as raised:
-        read_hints({key: value})
-    assert len(str(raised.value)) < 200
-
-
 @pytest.mark.parametrize(("value", "read"), [(1, 1), (2**31 - 1, 2**31 - 1), ("300", 300), (12.5, 12.5)])
 def test_counts_are_tokens(value: object, read: float) -> None:
     assert read_hints({"headway_length": value}).predicted_length == LengthEstimate.around(read)
@@ -105,13 +97,6 @@ def test_what_is_no_list_of_tokens_is_refused(value: object) -> None:
         ConfigError, match=r"^headway_waiting_elsewhere is .*; accepted: tokens at each instance"
     ):
         read_hints({"headway_waiting_elsewhere": value})
-
-
-@pytest.mark.parametrize("key", COUNTS)
-@pytest.mark.parametrize("value", [0, 0.99, -5, nan, inf, -inf, 2**31])
-def test_counts_out_of_range_are_refused(key: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"^{key} is .*; accepted: 1 or more tokens$"):
-        read_hints({key: value})
 
 
 @pytest.mark.parametrize("tenant", ["", "a", "büro 7", "x" * MAX_TENANT_CHARACTERS])

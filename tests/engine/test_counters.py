@@ -62,21 +62,6 @@ def test_a_step_counts_what_the_plan_did_not_want_beside_what_it_did() -> None:
     }
 
 
-def test_reasons_are_told_by_name() -> None:
-    counters = Counters(steps=3)
-    counters.differences[Reason.SEATS] += 2
-    counters.departures[Departure.SHED] += 1
-    told = counters.flat()
-    assert (told["steps"], told["differences.seats"], told["departures.shed"]) == (3, 2, 1)
-    assert sum(told.values()) == 6
-
-
-def test_two_engines_count_apart() -> None:
-    first, second = Counters(), Counters()
-    first.differences[Reason.BLOCKS] += 1
-    assert second.flat()["differences.blocks"] == 0
-
-
 def test_growth_is_since_it_was_last_asked() -> None:
     counters = Counters(steps=5)
     assert counters.grown()["steps"] == 5

@@ -333,11 +333,7 @@ def exits(*_: object) -> NoReturn:
 
 @pytest.mark.parametrize(
     ("handler", "error"),
-    [
-        (signal.default_int_handler, KeyboardInterrupt),
-        (exits, SystemExit),
-        (partial(exits), SystemExit),
-    ],
+    [(signal.default_int_handler, KeyboardInterrupt), (exits, SystemExit), (partial(exits), SystemExit)],
     ids=["Ctrl-C", "a handler", "a partial"],
 )
 @pytest.mark.parametrize("waits", [signal.raise_signal, lambda number: os.kill(os.getpid(), number)])

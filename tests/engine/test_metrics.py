@@ -101,19 +101,6 @@ def test_beside_stock_it_does_nothing_whatever_vllm_has_become(monkeypatch: pyte
     beside.record(object(), None)  # statistics without what ours ride on
 
 
-def test_growth_is_added_up(engine: int) -> None:
-    counting = logger()
-    for steps in (5, 0, 2):
-        counting.record(carrying(steps=steps), None, engine_idx=engine)
-    assert sample("headway_steps_total", engine) == 7
-
-
-def test_reasons_are_labels(engine: int) -> None:
-    logger().record(carrying(differences__seats=3, departures__shed=2), None, None, engine)
-    assert sample("headway_differences_total", engine, reason="seats") == 3
-    assert sample("headway_departures_total", engine, reason="shed") == 2
-
-
 def test_times_are_seconds(engine: int) -> None:
     logger().record(carrying(scheduler_us=1_500_000, vllm_schedule_us=250), None, engine_idx=engine)
     assert sample("headway_scheduler_seconds_total", engine) == 1.5
@@ -125,14 +112,6 @@ def test_our_keys_are_taken_out_and_vllms_own_left() -> None:
     stats.num_kv_fetch_reqs_by_stage["waiting_to_start"] = 4
     logger().record(stats, None)
     assert stats.num_kv_fetch_reqs_by_stage == {"waiting_to_start": 4}
-
-
-def test_two_engines_are_two_series(engine: int) -> None:
-    counting = logger()
-    counting.record(carrying(steps=1), None, engine_idx=engine)
-    counting.record(carrying(steps=10), None, engine_idx=engine + 1)
-    counting.record(carrying(steps=1), None, engine_idx=engine)
-    assert (sample("headway_steps_total", engine), sample("headway_steps_total", engine + 1)) == (2, 10)
 
 
 def test_a_second_logger_in_a_process_counts_on(engine: int) -> None:

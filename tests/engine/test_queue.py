@@ -42,18 +42,6 @@ def test_vllm_accepts_it_as_a_queue() -> None:
     assert not WindowQueue.__abstractmethods__
 
 
-def test_an_empty_queue_is_false_and_has_nothing() -> None:
-    queue = WindowQueue()
-    assert (bool(queue), len(queue), list(queue)) == (False, 0, [])
-    queue.show([])
-    assert (bool(queue), len(queue)) == (False, 0)
-
-
-def test_outside_a_window_it_counts_and_lists_all(queue: WindowQueue) -> None:
-    assert (bool(queue), len(queue), set(queue)) == (True, 3, {A, B, C})
-    assert (A in queue, D in queue) == (True, False)
-
-
 @pytest.mark.parametrize("call", ["peek_request", "pop_request"])
 def test_nothing_is_taken_outside_a_window(queue: WindowQueue, call: str) -> None:
     with pytest.raises(IndexError):
@@ -72,43 +60,12 @@ def test_a_window_gives_its_requests_in_its_order_and_then_is_empty(queue: Windo
     assert bool(queue)
 
 
-def test_inside_a_window_counts_still_mean_all(queue: WindowQueue) -> None:
-    queue.show([B])
-    assert (bool(queue), len(queue), set(queue), A in queue) == (True, 3, {A, B, C}, True)
-    queue.show([])
-    assert (bool(queue), len(queue), set(queue), A in queue) == (False, 3, {A, B, C}, True)
-
-
-def test_passed_over_requests_come_back_behind_the_window(queue: WindowQueue) -> None:
-    queue.show([A, B])
-    passed_over = queue.pop_request()
-    assert passed_over not in queue
-    assert queue.pop_request() is B
-    queue.prepend_requests([passed_over])
-    assert (bool(queue), len(queue)) == (False, 2)
-    queue.close()
-    assert set(queue) == {A, C}
-
-
-def test_arrivals_and_preempted_requests_wait_for_the_next_window(queue: WindowQueue) -> None:
-    queue.show([A])
-    queue.add_request(D)
-    queue.prepend_request(REQUESTS[4])
-    assert drain(queue) == [A]
-    assert len(queue) == 4
-
-
 def test_removed_requests_are_gone(queue: WindowQueue) -> None:
     queue.remove_request(A)
     queue.remove_requests([B, D])
     assert list(queue) == [C]
     with pytest.raises(KeyError):
         queue.remove_request(A)
-
-
-def test_found_requests_come_in_the_order_asked_for(queue: WindowQueue) -> None:
-    assert queue.find(["2", "7", "0"]) == [C, A]
-    assert queue.find([]) == []
 
 
 class AgainstAModel(RuleBasedStateMachine):

@@ -41,6 +41,10 @@ MODES = pytest.mark.parametrize(
     [(False, False), (False, True), (True, False), (True, True)],
     ids=["sync", "sync-prefix", "async", "async-prefix"],
 )
+TWO_MODES = pytest.mark.parametrize(
+    ("asynchronous", "prefix_caching"), [(False, True), (True, False)], ids=["sync-prefix", "async"]
+)
+"""For tests of many policies or calls, each of which meets either value of both."""
 
 
 @MODES
@@ -57,7 +61,7 @@ def test_preset_vllm_decides_as_stock_step_by_step(asynchronous: bool, prefix_ca
     assert ours.counters.planned_steps == ours.counters.steps == parity.steps
 
 
-@MODES
+@TWO_MODES
 @pytest.mark.parametrize("policy", PRESETS)
 def test_every_preset_serves_every_request_to_its_length(
     policy: str, asynchronous: bool, prefix_caching: bool
@@ -164,7 +168,7 @@ def test_batch_width_is_apart_from_worker_slots() -> None:
 
 
 @pytest.mark.parametrize("call", ["add", "end", "touch", "observe", "plan"])
-@MODES
+@TWO_MODES
 def test_a_policy_that_raises_is_replaced_and_nothing_is_lost(
     call: str, asynchronous: bool, prefix_caching: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -411,7 +415,7 @@ def test_all_parts_of_streamed_input_are_refused_the_last_one_too(client_leaves:
     assert_empty(built)
 
 
-@MODES
+@TWO_MODES
 @pytest.mark.parametrize("policy", ["vllm", "sjf", "static", "vllm-v0"])
 def test_aborts_at_any_moment_leave_nothing_behind(
     policy: str, asynchronous: bool, prefix_caching: bool
@@ -476,7 +480,7 @@ def _schedule_no_more(built: Any) -> None:
     """Do nothing: the step's output comes without another call of vLLM in between."""
 
 
-@MODES
+@TWO_MODES
 @pytest.mark.parametrize("meddle", [_abort, _add, _reset, _ask, _schedule_no_more])
 def test_whatever_comes_before_a_step_is_followed_finds_it_followed(
     meddle: Callable[[Any], None], asynchronous: bool, prefix_caching: bool

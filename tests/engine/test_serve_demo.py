@@ -128,15 +128,6 @@ def test_it_introduces_itself_and_serves_under_its_name(serving: Serving, client
     assert [model.id for model in client.models.list()] == ["demo"]
 
 
-def test_completions(client: Any) -> None:
-    done = client.completions.create(
-        model="demo", prompt="Once", max_tokens=12, extra_body={"ignore_eos": True}
-    )
-    assert done.choices[0].finish_reason == "length"
-    assert done.usage.completion_tokens == 12
-    assert done.choices[0].text
-
-
 def test_streamed_completions(client: Any) -> None:
     chunks = list(
         client.completions.create(
@@ -151,12 +142,6 @@ def test_streamed_completions(client: Any) -> None:
     assert chunks[-1].usage.prompt_tokens == 3
     assert chunks[-1].usage.completion_tokens == 12
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "length"
-
-
-def test_chat(client: Any) -> None:
-    done = client.chat.completions.create(model="demo", messages=MESSAGES, max_tokens=12)
-    assert done.choices[0].message.role == "assistant"
-    assert done.usage.completion_tokens <= 12
 
 
 def test_streamed_chat_says_the_same_as_whole_chat(client: Any) -> None:

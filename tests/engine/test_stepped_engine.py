@@ -19,10 +19,7 @@ pytestmark = pytest.mark.vllm
     ("flags", "reason"),
     [
         (["--quantization", "awq"], "Cannot find the config file for awq"),
-        (
-            ["--tensor-parallel-size", "0"],
-            "tensor_parallel_size: Input should be greater than or equal to 1",
-        ),
+        (["--tensor-parallel-size", "0"], "tensor_parallel_size: Input should be greater than or equal to 1"),
     ],
 )
 def test_a_configuration_that_vllm_refuses_is_told_with_its_reason(flags: list[str], reason: str) -> None:

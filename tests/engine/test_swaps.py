@@ -43,8 +43,32 @@ MODES = pytest.mark.parametrize(
 COPIES = pytest.mark.parametrize(
     ("serial", "copy_steps"), [(True, 0), (False, 0), (False, 3)], ids=["serial", "quick", "slow"]
 )
-
-EXTREMES = pytest.mark.parametrize(("serial", "copy_steps"), [(True, 0), (False, 3)], ids=["serial", "slow"])
+WAYS = pytest.mark.parametrize(
+    ("asynchronous", "prefix_caching", "serial", "copy_steps"),
+    [
+        (False, False, True, 0),
+        (True, True, True, 0),
+        (False, True, False, 0),
+        (True, False, False, 0),
+        (False, False, False, 3),
+        (True, True, False, 3),
+    ],
+    ids=[
+        "sync serial",
+        "async-prefix serial",
+        "sync-prefix quick",
+        "async quick",
+        "sync slow",
+        "async-prefix slow",
+    ],
+)
+"""Modes and speeds of copies: each value of one meets each of every other."""
+EXTREMES = pytest.mark.parametrize(
+    ("asynchronous", "prefix_caching", "serial", "copy_steps"),
+    [(False, False, True, 0), (True, True, True, 0), (False, True, False, 3), (True, False, False, 3)],
+    ids=["sync serial", "async-prefix serial", "sync-prefix slow", "async slow"],
+)
+"""The same of the two that are farthest apart."""
 
 
 @dataclass
@@ -113,8 +137,7 @@ def lengths(engine: MirrorEngine) -> Counter[str]:
     return heard
 
 
-@MODES
-@COPIES
+@WAYS
 def test_every_step_finds_its_kv_and_every_request_its_length(
     serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
 ) -> None:
@@ -212,8 +235,7 @@ def finish_copies(engine: MirrorEngine) -> None:
     engine.drain()
 
 
-@MODES
-@COPIES
+@WAYS
 def test_requests_aborted_at_any_moment_end_once_and_hold_nothing(
     serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
 ) -> None:
@@ -237,7 +259,6 @@ def test_requests_aborted_at_any_moment_end_once_and_hold_nothing(
     assert_nothing_held(built)
 
 
-@MODES
 @EXTREMES
 def test_kv_the_host_has_no_room_for_is_dropped_and_counted(
     serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
@@ -318,8 +339,7 @@ class FailingMirror(MirrorEngine):
             self._misled.add(request.request_id)
 
 
-@MODES
-@COPIES
+@WAYS
 @pytest.mark.parametrize("direction", Direction, ids=["to-host", "to-device"])
 def test_a_copy_that_fails_costs_its_request_a_computation_and_nobody_a_token(
     direction: Direction, serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
@@ -340,7 +360,6 @@ def test_a_copy_that_fails_costs_its_request_a_computation_and_nobody_a_token(
 # ---- what happens to those who are swapped ------------------------------------------------------------
 
 
-@MODES
 @EXTREMES
 @pytest.mark.parametrize("reset_running", [False, True], ids=["idle", "running"])
 def test_kv_from_before_a_prefix_cache_reset_is_computed_again(
@@ -374,7 +393,6 @@ def test_the_prefix_cache_is_asked_of_all_that_wait_also_after_a_copy_was_lost()
     assert lost > 0
 
 
-@MODES
 @EXTREMES
 def test_a_policy_that_raises_while_jobs_are_swapped_leaves_them_to_stock_order(
     serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
@@ -416,7 +434,6 @@ def swapping_at(at: Collection[int], **kwargs: Any) -> Any:
     return built
 
 
-@MODES
 @EXTREMES
 def test_blocks_the_device_still_caches_are_not_copied_back(
     serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
@@ -435,7 +452,6 @@ def test_blocks_the_device_still_caches_are_not_copied_back(
     assert_nothing_held(built)
 
 
-@MODES
 @EXTREMES
 def test_a_request_that_reads_no_prefix_cache_is_not_swapped(
     serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool
@@ -452,7 +468,6 @@ def test_a_request_that_reads_no_prefix_cache_is_not_swapped(
     assert_nothing_held(built)
 
 
-@MODES
 @EXTREMES
 def test_a_request_put_back_before_it_ran_is_not_copied_to_the_host_again(
     serial: bool, copy_steps: int, asynchronous: bool, prefix_caching: bool

@@ -12,14 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.engine.demo_model import (
-    BOS_ID,
-    CHAT_TEMPLATE,
-    EOS_ID,
-    SPECIAL_TOKENS,
-    DemoRecipe,
-    configuration,
-)
+from headway.engine.demo_model import BOS_ID, CHAT_TEMPLATE, EOS_ID, SPECIAL_TOKENS, DemoRecipe, configuration
 from headway.traces.demo_apps import APPS, KALA, NAMES, NOUNS, PLAINER, RUDE
 from headway.traces.demo_tasks import demo_directory, demo_rows, demo_task, prompt_text
 

@@ -26,11 +26,7 @@ def message_events(tokens: int) -> Iterable[Event]:
     usage = {"input_tokens": 3, "output_tokens": 0}
     yield {"type": "message_start", "message": {**start, "stop_reason": None, "usage": usage}}
     if tokens:
-        yield {
-            "type": "content_block_start",
-            "index": 0,
-            "content_block": {"type": "text", "text": ""},
-        }
+        yield {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
         for _ in range(tokens):
             delta = {"type": "text_delta", "text": TOKEN}
             yield {"type": "content_block_delta", "index": 0, "delta": delta}

@@ -5,13 +5,7 @@ from __future__ import annotations
 import json
 
 _FIGURES = {
-    "live": {
-        "goodput": 0.5,
-        "mean_jct_s": 4.0,
-        "finished": 40,
-        "mean_ttft_s": 1.5,
-        "p99_ttft_s": 9.0,
-    },
+    "live": {"goodput": 0.5, "mean_jct_s": 4.0, "finished": 40, "mean_ttft_s": 1.5, "p99_ttft_s": 9.0},
     "live policy, simulated": {
         "goodput": 0.55,
         "mean_jct_s": 3.9,
@@ -19,13 +13,7 @@ _FIGURES = {
         "mean_ttft_s": 1.4,
         "p99_ttft_s": 8.5,
     },
-    "sarathi": {
-        "goodput": 0.75,
-        "mean_jct_s": 2.5,
-        "finished": 41,
-        "mean_ttft_s": 0.3,
-        "p99_ttft_s": None,
-    },
+    "sarathi": {"goodput": 0.75, "mean_jct_s": 2.5, "finished": 41, "mean_ttft_s": 0.3, "p99_ttft_s": None},
 }
 _REPORT = {
     "at": 1_800_000_000.0,

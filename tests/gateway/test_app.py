@@ -406,24 +406,6 @@ async def test_the_queue_is_bounded_and_says_when_to_come_back() -> None:
         assert front.accounts.totals.shed == 1
 
 
-@pytest.mark.parametrize(
-    ("limit", "body"),
-    [
-        ("max_per_tenant", {"prompt": ["one"] * 5000, "n": 16}),
-        ("max_queue", {"prompt": [[1]] * 51}),
-        ("max_in_flight", {"prompt": "one", "n": 51}),
-    ],
-)
-async def test_a_request_counts_as_its_sequences(limit: str, body: dict[str, Any]) -> None:
-    options: dict[str, Any] = {limit: 50}
-    async with upstream() as instance, gateway(instance, **options) as front:
-        answer = await front.post({"model": "small", **body})
-        assert (answer.status, answer.error["code"]) == (400, "too_many_sequences")
-        assert f"up to 50 (--{limit.replace('_', '-')})" in answer.error["message"]
-        assert not instance.turns
-        assert (await front.post({**PROMPT, "n": 50})).status == 200
-
-
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v2/rerank", "/score", "/under/a/root/v1/completions"])
 async def test_texts_that_go_on_as_they_are_count_as_sequences(path: str) -> None:
     async with upstream() as instance, gateway(instance, max_per_tenant=50) as front:
@@ -445,19 +427,6 @@ async def test_an_instance_gets_as_many_sequences_as_it_may_have() -> None:
         for each in asking:
             each.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
-
-
-async def test_only_so_many_are_sent_to_an_instance_at_a_time() -> None:
-    async def watch(turn: Turn) -> None:
-        seen.append(turn.upstream.running)
-        await asyncio.sleep(0.01)
-        await turn.answer()
-
-    seen: list[int] = []
-    async with upstream(act=watch) as instance, gateway(instance, max_in_flight=2) as front:
-        answers = await asyncio.gather(*(front.post(STREAM) for _ in range(10)))
-        assert {answer.status for answer in answers} == {200}
-        assert max(seen) == 2
 
 
 async def test_one_that_has_as_many_as_it_may_is_not_the_next_in_turn() -> None:

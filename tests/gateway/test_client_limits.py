@@ -14,13 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.gateway.http.client_limits import (
-    COPIES,
-    ClientLimits,
-    HeldRequest,
-    TurnedAway,
-    open_files_limit,
-)
+from headway.gateway.http.client_limits import COPIES, ClientLimits, HeldRequest, TurnedAway, open_files_limit
 from headway.gateway.http.keys import Keys
 from headway.gateway.http.options import MIB
 from headway.gateway.http.refusal import GatewayError

@@ -42,23 +42,6 @@ def test_a_series_has_a_value_for_each_step_and_zeros_before_the_first_sample(
     assert recent.series("a", 1.0, 5) == [(0,), (0,), (2,), (3,), (0,)]
 
 
-def test_the_span_is_what_there_are_samples_of(recent: GrowthWindow[str]) -> None:
-    assert recent.span_s(2.0) == 2.0
-    assert recent.span_s(60.0) == 3.0
-
-
-def test_without_a_sample_nothing_has_grown() -> None:
-    empty: GrowthWindow[str] = GrowthWindow(2, keep_s=10.0)
-    assert empty.span_s(60.0) == 0.0
-    assert empty.growth("a", 60.0) == (0, 0)
-    assert empty.series("a", 1.0, 2) == [(0, 0), (0, 0)]
-
-
-def test_a_second_sample_at_one_time_counts(recent: GrowthWindow[str]) -> None:
-    recent.add(3.0, {"a": (9,)})
-    assert recent.growth("a", 1.0) == (4,)
-
-
 def test_however_often_samples_come_few_are_kept_and_the_newest_counts() -> None:
     kept: GrowthWindow[str] = GrowthWindow(1, keep_s=10.0, spacing_s=0.5)
     for tick in range(100_000):  # 20 s of 5,000 a second

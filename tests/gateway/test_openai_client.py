@@ -49,17 +49,6 @@ async def test_a_completion(client: Any) -> None:
     assert answer.usage.completion_tokens == 5
 
 
-async def test_several_prompts_in_one_request(client: Any) -> None:
-    answer = await client.completions.create(model=MODEL, prompt=["one", "two"], max_tokens=2)
-    assert [choice.index for choice in answer.choices] == [0, 1]
-
-
-async def test_a_chat(client: Any) -> None:
-    messages = [{"role": "user", "content": "hello"}]
-    answer = await client.chat.completions.create(model=MODEL, messages=messages, max_tokens=5)
-    assert answer.choices[0].message.content == "x " * 5
-
-
 async def test_a_stream_of_a_completion(client: Any) -> None:
     stream = await client.completions.create(
         model=MODEL, prompt="one", max_tokens=6, stream=True, stream_options={"include_usage": True}
@@ -68,29 +57,6 @@ async def test_a_stream_of_a_completion(client: Any) -> None:
     assert "".join(event.choices[0].text for event in events if event.choices) == "x " * 6
     assert events[-1].usage.completion_tokens == 6
     assert not any("token_ids" in (event.model_extra or {}) for event in events), "asked for by the gateway"
-
-
-async def test_a_stream_of_a_chat(client: Any) -> None:
-    stream = await client.chat.completions.create(
-        model=MODEL, messages=[{"role": "user", "content": "hello"}], max_tokens=6, stream=True
-    )
-    events = [event async for event in stream]
-    assert "".join(event.choices[0].delta.content or "" for event in events) == "x " * 6
-    assert {event.id for event in events} == {"a1"}
-
-
-async def test_a_response(client: Any) -> None:
-    answer = await client.responses.create(model=MODEL, input="one", max_output_tokens=5)
-    assert answer.output_text == "x " * 5
-    assert answer.usage.output_tokens == 5
-    assert answer.id.startswith("resp_")
-
-
-async def test_a_stream_of_a_response(client: Any) -> None:
-    stream = await client.responses.create(model=MODEL, input="one", max_output_tokens=6, stream=True)
-    events = [event async for event in stream]
-    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == "x " * 6
-    assert events[-1].response.output_text == "x " * 6
 
 
 async def test_a_stream_of_a_response_that_cannot_go_on_ends_in_an_error(client: Any) -> None:
@@ -143,10 +109,7 @@ async def test_a_wrong_key_is_an_authentication_error() -> None:
 
 
 async def test_another_tenant_than_the_keys_is_a_permission_error() -> None:
-    async with (
-        gateway(GatewayOptions(keys=Keys({b"right": "a"}))) as url,
-        client_of(url, "right") as client,
-    ):
+    async with gateway(GatewayOptions(keys=Keys({b"right": "a"}))) as url, client_of(url, "right") as client:
         with pytest.raises(openai.PermissionDeniedError, match="the key's is 'a'"):
             await client.completions.create(model=MODEL, prompt="one", extra_headers={"x-tenant": "b"})
 
@@ -173,10 +136,7 @@ async def test_a_stream_that_cannot_go_on_ends_in_an_error() -> None:
 
 
 async def test_no_instance_is_an_internal_server_error_to_try_again_later() -> None:
-    async with (
-        gateway(url=f"http://127.0.0.1:{free_port()}") as url,
-        client_of(url) as client,
-    ):
+    async with gateway(url=f"http://127.0.0.1:{free_port()}") as url, client_of(url) as client:
         with pytest.raises(openai.InternalServerError, match="no instance is ready") as refused:
             await client.completions.create(model=MODEL, prompt="one")
     assert refused.value.status_code == 503

@@ -115,10 +115,7 @@ async def test_a_request_id_longer_than_described_is_refused() -> None:
 
 
 async def test_without_an_instance_it_says_when_to_try_again() -> None:
-    async with (
-        gateway(url=f"http://127.0.0.1:{free_port()}") as url,
-        aiohttp.ClientSession() as session,
-    ):
+    async with gateway(url=f"http://127.0.0.1:{free_port()}") as url, aiohttp.ClientSession() as session:
         for path in ("/ready", "/v1/models"):
             async with session.get(url + path) as answer:
                 assert answer.status == 503

@@ -144,19 +144,6 @@ async def test_the_decode_instance_computes_a_prompt_whose_prefill_instance_died
         assert front.accounts.totals.ended == 1
 
 
-async def test_the_decode_instance_computes_a_prompt_whose_prefill_instance_is_lost() -> None:
-    async def freeze(turn: Turn) -> None:
-        turn.upstream.sick = True
-        await asyncio.sleep(3600)
-
-    async with pair() as (prefill, decode, front):
-        prefill.act = freeze
-        assert text(await front.post(PROMPT), stream=False) == TEXT["completion"]
-        await prefill.gone.wait()
-        assert "kv_transfer_params" not in decode.bodies[0]
-        assert (await ended(front)).prefill is Prefill.FAILED
-
-
 @pytest.mark.parametrize("status", [400, 429, 500])
 async def test_what_a_prefill_instance_refuses_the_decode_instance_judges(status: int) -> None:
     async def refuse(turn: Turn) -> None:

@@ -52,12 +52,7 @@ def bench(**fields: Any) -> PolicyBench:
 
 @pytest.mark.parametrize(
     ("predictor", "of_server"),
-    [
-        (None, None),
-        ("none", "none"),
-        ("learned", "learned"),
-        ("noisy-oracle:tau=0.8", "none"),
-    ],
+    [(None, None), ("none", "none"), ("learned", "learned"), ("noisy-oracle:tau=0.8", "none")],
 )
 def test_a_real_predictor_is_every_servers_own_and_a_made_one_the_clients(
     predictor: str | None, of_server: str | None

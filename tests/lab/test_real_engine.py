@@ -315,11 +315,7 @@ class AnsweringEngine(StubEngine):
 def test_a_stream_is_served_by_its_own_clock_and_told_by_its_answers() -> None:
     clock, lengths = HandClock(), Twice()
     engine = AnsweringEngine(clock, shed=("c",))
-    requests = [
-        TraceRequest("a", 0.0, 8, 2),
-        TraceRequest("b", 1.0, 9, 1),
-        TraceRequest("c", 50.0, 7, 3),
-    ]
+    requests = [TraceRequest("a", 0.0, 8, 2), TraceRequest("b", 1.0, 9, 1), TraceRequest("c", 50.0, 7, 3)]
     heard: list[tuple[str, int, float]] = []
     looks: list[float] = []
     found = serve(

@@ -151,8 +151,7 @@ def test_of_a_busy_fleet_a_share_is_replayed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "requests"),
-    [(1, 2000), (2, 1000), (4, 500), (5, 800), (16, 750), (1000, 800)],
+    ("count", "requests"), [(1, 2000), (2, 1000), (4, 500), (5, 800), (16, 750), (1000, 800)]
 )
 def test_no_replay_has_more_than_it_may_but_one_instance_with_its_whole_share(
     monkeypatch: pytest.MonkeyPatch, count: int, requests: int

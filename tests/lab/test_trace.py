@@ -12,15 +12,7 @@ from headway.core.hints import slo_of_ms
 from headway.core.slo import Slo
 from headway.engine.demo_model import DemoRecipe
 from headway.errors import TraceError
-from headway.lab.trace import (
-    BACKGROUND,
-    INTERACTIVE,
-    REQUESTS,
-    Trace,
-    TraceFacts,
-    demo_stream,
-    trace_facts,
-)
+from headway.lab.trace import BACKGROUND, INTERACTIVE, REQUESTS, Trace, TraceFacts, demo_stream, trace_facts
 from headway.traces import TraceRequest
 
 DRAWN = "gen:poisson:rate=5/input=zipf:theta=1.1,max=40/output=zipf:theta=1.1,max=12/count=20"

@@ -12,14 +12,7 @@ from headway.cli.serve_layout import read_layout
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.servers.vllm_flags import parse_vllm_flags, value_of
 from headway.errors import ConfigError
-from headway.planner.deploy import (
-    arguments,
-    as_started,
-    command,
-    flags_here,
-    records_of_engines,
-    script,
-)
+from headway.planner.deploy import arguments, as_started, command, flags_here, records_of_engines, script
 from headway.planner.machine import Configuration, Machine, Node
 from headway.predict.steps.calibration import EngineDefaults
 from headway.sim.limits import KvTier
@@ -138,8 +131,7 @@ H100 = Machine("h100", "Qwen/Qwen3-8B")
 
 
 @pytest.mark.parametrize(
-    ("seats", "tokens", "flags"),
-    [(64, 4096, ["512"]), (64, 256, ["256"]), (256, 4096, []), (64, 128, [])],
+    ("seats", "tokens", "flags"), [(64, 4096, ["512"]), (64, 256, ["256"]), (256, 4096, []), (64, 128, [])]
 )
 def test_few_seats_keep_their_cuda_graphs(seats: int, tokens: int, flags: list[str]) -> None:
     given = replace(SINGLE, seats=seats, tokens_a_step=tokens)

@@ -72,10 +72,7 @@ def test_as_good_is_within_half_a_point(goodput: float, chosen: Configuration) -
 
 @pytest.mark.parametrize(("jct_s", "chosen"), [(1.0099, EDF), (1.0101, SMALL)])
 def test_as_quick_is_within_a_per_cent(jct_s: float, chosen: Configuration) -> None:
-    finals = {
-        SMALL: [summary(goodput=0.9, mean_jct_s=1.0)],
-        EDF: [summary(goodput=0.9, mean_jct_s=jct_s)],
-    }
+    finals = {SMALL: [summary(goodput=0.9, mean_jct_s=1.0)], EDF: [summary(goodput=0.9, mean_jct_s=jct_s)]}
     assert choose(Objective.GOODPUT, finals, DEFAULT) == chosen
 
 
@@ -90,10 +87,7 @@ def test_without_targets_as_quick_is_within_half_a_per_cent(jct_s: float, chosen
 
 def test_of_those_as_quick_the_simpler_is_chosen() -> None:
     # EDF differs in the policy alone, the other in its seats too; 1.005 s is within a per cent of 1 s.
-    finals = {
-        SMALL: [summary(goodput=0.9, mean_jct_s=1.0)],
-        EDF: [summary(goodput=0.898, mean_jct_s=1.005)],
-    }
+    finals = {SMALL: [summary(goodput=0.9, mean_jct_s=1.0)], EDF: [summary(goodput=0.898, mean_jct_s=1.005)]}
     assert choose(Objective.GOODPUT, finals, DEFAULT) == EDF
 
 

@@ -230,12 +230,7 @@ def test_what_serving_adds_is_found_again(setup: ReplaySetup) -> None:
 
 @pytest.mark.parametrize(
     "added",
-    [
-        ServingOverhead(1.3),
-        ServingOverhead(step_s=0.002),
-        ServingOverhead(1.15, 0.001),
-        ServingOverhead(0.8),
-    ],
+    [ServingOverhead(1.3), ServingOverhead(step_s=0.002), ServingOverhead(1.15, 0.001), ServingOverhead(0.8)],
 )
 @pytest.mark.slow
 def test_where_prompts_are_long_a_factor_is_told_from_so_much_more_in_each_step(

@@ -52,7 +52,7 @@ SHAPE = (3, 7, 6, 4, 3)
 
 def test_mirrored_digits_by_hand() -> None:
     assert [van_der_corput(number, 2) for number in range(1, 8)] == [
-        *(0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875),
+        *(0.5, 0.25, 0.75, 0.125, 0.625, 0.375, 0.875)
     ]
     # 5 is 12 in base 3, so 0.21 there: 2/3 + 1/9.
     assert abs(van_der_corput(5, 3) - 7 / 9) < 1e-12

@@ -77,10 +77,7 @@ CROWDS = {
         machine=SHARED_KERNEL,
     ),
 }
-SHOWN_BY = {
-    "headway-long-steps": "no targets",
-    "headway-no-triage": "long contexts",
-}
+SHOWN_BY = {"headway-long-steps": "no targets", "headway-no-triage": "long contexts"}
 """Of the ablations of which no crowd of mixed targets knows."""
 Served = list[tuple[str, float | None, float | None]]
 

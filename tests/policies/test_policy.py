@@ -85,11 +85,7 @@ def test_a_batching_that_learns_is_told_too() -> None:
     policy = Policy("told", parts.order, parts.batching, parts.eviction)
     job = decoding()
     policy.end(job, finished=True)
-    assert parts.mock_calls == [
-        call.order.finished(job),
-        call.batching.finished(job),
-        call.order.end(job),
-    ]
+    assert parts.mock_calls == [call.order.finished(job), call.batching.finished(job), call.order.end(job)]
     parts.reset_mock()
     policy.end(job, finished=False)
     assert parts.mock_calls == [call.order.end(job)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -79,6 +81,16 @@ def test_the_table_is_what_the_classes_say() -> None:
 
 def test_every_causal_class_is_known_within_a_hundredth_or_refused_by_a_key() -> None:
     """Of 178 classes those that can be built; a family that we know is never refused, whole or as a difference."""
+    # In a process of its own: where tests before this one had vLLM build models, transformers builds vLLM's layers.
+    with ProcessPoolExecutor(1, get_context("spawn")) as alone:
+        wrong, unnamed, num_known = alone.submit(held_against_weights).result()
+    assert not wrong
+    assert not unnamed
+    assert num_known >= 2 * 68
+
+
+def held_against_weights() -> tuple[dict[str, tuple[int, int]], dict[str, str], int]:
+    """Families whose weights we count otherwise, those refused without a key's name, and how many are known."""
     wrong, unnamed, num_known = {}, {}, 0
     for family in causal_classes():
         if family in CANNOT_BE_BUILT:
@@ -98,9 +110,7 @@ def test_every_causal_class_is_known_within_a_hundredth_or_refused_by_a_key() ->
             theirs = theirs or weights_of(config)
             if abs(ours / theirs - 1) > 0.01:
                 wrong[family] = (ours, theirs)
-    assert not wrong
-    assert not unnamed
-    assert num_known >= 2 * 68
+    return wrong, unnamed, num_known
 
 
 @pytest.mark.parametrize("num_layers", [3, 7, 12])

@@ -162,10 +162,7 @@ def test_a_file_that_cannot_be_written_is_logged_once(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     learner = taught(TAUGHT[:20])
-    with (
-        caplog.at_level(logging.ERROR),
-        LengthKeeper(learner, tmp_path / "file" / "lengths", period_s=0.01),
-    ):
+    with caplog.at_level(logging.ERROR), LengthKeeper(learner, tmp_path / "file" / "lengths", period_s=0.01):
         wait_for(lambda: bool(caplog.records))
         time.sleep(0.05)
     assert [record.getMessage() for record in caplog.records] == [

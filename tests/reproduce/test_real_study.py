@@ -16,7 +16,6 @@ from headway_reproduce.real_study import (
 )
 
 from headway.engine.stepped_engine import SteppedEngine
-from headway.errors import RecordError
 from headway.lab.papers import PaperRequest
 from headway.results import summarize
 from headway.traces import TraceRequest
@@ -29,10 +28,7 @@ PLAN = RealPlan(
     policies=("vllm-v0", "sjf"),
     sizes=SIZES,
     requests=lambda: FEW,
-    columns=(
-        RealColumn("throughput_rps", "req/s", over=True),
-        RealColumn("preemptions", "preemptions"),
-    ),
+    columns=(RealColumn("throughput_rps", "req/s", over=True), RealColumn("preemptions", "preemptions")),
     what="requests",
     note="Only a test.",
     seconds=90.0,
@@ -89,21 +85,6 @@ def test_what_is_kept_is_not_measured_again(tmp_path: Path) -> None:
     (tmp_path / FILE).write_bytes(msgspec.json.encode(RUNS))
     assert PLAN.measurement.more_seconds(request) == 0
     assert PLAN.measurement.found(request, lambda line: None) == RUNS
-
-
-def test_what_is_kept_and_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    request = PaperRequest(root=tmp_path, jobs=1)
-    for content in (b"[]", b'{"hardware": "\xe9"}'):
-        (tmp_path / FILE).write_bytes(content)
-        with pytest.raises(RecordError, match=FILE):
-            PLAN.measurement.found(request, lambda line: None)
-
-
-@pytest.mark.parametrize("other", [{"headway": "0.0.1"}, {"vllm": "0.11.0"}])
-def test_what_another_release_measured_is_measured_again(tmp_path: Path, other: dict[str, str]) -> None:
-    request = PaperRequest(root=tmp_path, jobs=1)
-    (tmp_path / FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(RUNS, **other)))
-    assert PLAN.measurement.more_seconds(request) == 90
 
 
 def test_quick_leaves_it_out(tmp_path: Path) -> None:

@@ -163,10 +163,6 @@ def test_a_sweep_is_drawn_against_load_with_its_doubts() -> None:
     assert len(page.all("details")) == 3  # two loads and the glossary
 
 
-def test_policies_of_all_loads_are_named() -> None:
-    assert "<dt>policies</dt><dd>vllm, headway, orca</dd>" in page_of_sweep().source
-
-
 def test_a_policy_keeps_its_colour_at_every_load() -> None:
     page = page_of_sweep()
     chips = {attrs["style"] for attrs in page.all("span") if attrs.get("class") == "chip"}
@@ -268,10 +264,6 @@ def test_a_sweep_has_a_section_per_load() -> None:
         (0.9, ["vllm", "orca"]),
     ]
     assert list(labelled_summaries(found)) == ["x", "vllm load=0.5", "vllm load=0.9", "orca load=0.9"]
-
-
-def test_one_section_needs_no_load_in_its_names() -> None:
-    assert list(labelled_summaries(sections([run_of("a", "vllm", load=0.5)]))) == ["vllm"]
 
 
 def test_a_section_says_where_its_numbers_come_from() -> None:

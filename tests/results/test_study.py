@@ -114,7 +114,7 @@ def test_a_study_is_written_once_in_every_form(tmp_path: Path) -> None:
     page = write_study(STUDY, tmp_path / "new")
     assert page == tmp_path / "new" / "paper.html"
     assert {path.name for path in page.parent.iterdir()} == {
-        *("paper.html", "paper.md", "paper.json", "gains.csv", "details.csv", "fig3.svg"),
+        *("paper.html", "paper.md", "paper.json", "gains.csv", "details.csv", "fig3.svg")
     }
     assert json.loads((page.parent / "paper.json").read_text()) == {"quick": True}
     assert (page.parent / "fig3.svg").read_text().startswith("<svg>")

@@ -68,11 +68,6 @@ def test_the_inclusive_sum_charges_every_member_one_more_step(members: Lengths, 
     assert wma(members, inclusive=True) == inclusive
 
 
-def test_it_is_a_maximum_and_not_a_sum() -> None:
-    # Twice the member that wastes 114 wastes no more than once.
-    assert wma([(10, 10), (10, 10), (12, 14)]) == 114
-
-
 @given(lengths, st.booleans())
 def test_it_is_what_the_paper_prints(members: Lengths, inclusive: bool) -> None:
     assert wma(members, inclusive=inclusive) == as_printed(members, inclusive=inclusive)
@@ -104,24 +99,6 @@ def test_it_joins_the_batch_that_wastes_least_by_hand() -> None:
     short, long = batch(0, (10, 10)), batch(1, (100, 100))
     assert least_waste().join(member(12, 14), [long, short]) is short
     assert least_waste().join(member(12, 14), [long]) is long
-
-
-def test_the_limit_itself_is_too_much() -> None:
-    short = batch(0, (10, 10))
-    assert least_waste(wma_limit=115).join(member(12, 14), [short]) is short
-    assert least_waste(wma_limit=114).join(member(12, 14), [short]) is None
-
-
-def test_of_equal_batches_the_oldest() -> None:
-    older, newer = batch(0, (10, 10)), batch(1, (10, 10))
-    assert least_waste().join(member(10, 10), [older, newer]) is older
-
-
-def test_memory_is_kept_for_every_seat_at_the_longest_by_hand() -> None:
-    # Three seats of 12 + 14 tokens: 78.
-    two = batch(0, (10, 10), (10, 10))
-    assert least_waste(capacity_tokens=78).join(member(12, 14), [two]) is two
-    assert least_waste(capacity_tokens=77).join(member(12, 14), [two]) is None
 
 
 def test_memory_is_kept_in_whole_blocks_by_hand() -> None:

@@ -68,16 +68,6 @@ def test_a_job_on_its_way_back_is_passed_over() -> None:
     assert records["b"].finished_s == 9.0
 
 
-def test_copies_of_one_direction_follow_one_another() -> None:
-    # b and c, two blocks each, leave at 1: b's copy is done at 2, c's at 3. b is back at 2.5, c at 3.5.
-    script = Script({1.0: Do(preempt={"b": SWAP, "c": SWAP})})
-    records, _ = follow(script, A, B, C)
-    assert script.seen[2.0].passed_over == {"c": Reason.REMOTE_KV}
-    assert script.seen[3.0].ran == ["a", "b"]
-    assert script.seen[4.0].ran == ["a", "b", "c"]
-    assert (records["b"].finished_s, records["c"].finished_s) == (6.0, 7.0)
-
-
 def test_the_two_directions_do_not_wait_for_each_other() -> None:
     # b is out at 2 and starts back at 2, when c, by then with three blocks, leaves: b is back at 2.5 although c's
     # copy takes until 3.5.
@@ -90,31 +80,10 @@ def test_the_two_directions_do_not_wait_for_each_other() -> None:
     assert records["c"].finished_s == 7.0
 
 
-def test_a_full_host_means_computing_again() -> None:
-    # b has three blocks, the host two.
-    script = Script({2.0: Do(preempt={"b": SWAP}, hold="b")})
-    records, result = follow(script, A, B, host_blocks=2)
-    assert script.seen[2.0].preempted == {"b": Fate.RECOMPUTE}
-    assert (records["b"].recomputed_tokens, records["b"].swapped_blocks) == (9, 0)
-    assert result.totals["0"].swapped_out_blocks == 0
-    assert records["b"].finished_s == 5.0  # 3-4 all of its 10 tokens, 4-5 the last
-
-
-def test_without_a_host_every_swap_is_a_recomputation() -> None:
-    script = Script({2.0: Do(preempt={"b": SWAP})})
-    records, _ = follow(script, A, B, host_blocks=0)
-    assert records["b"].recomputed_tokens == 9
-
-
 def test_an_offloaded_job_stays_and_then_leaves_at_once() -> None:
     # At 2 b pauses and is copied until 3.5. At 4 it leaves: its three blocks are free in that very step.
     script = Script(
-        {
-            2.0: Do(offload="b"),
-            3.0: Do(pause="b"),
-            4.0: Do(preempt={"b": SWAP}),
-            5.0: Do(hold="b"),
-        }
+        {2.0: Do(offload="b"), 3.0: Do(pause="b"), 4.0: Do(preempt={"b": SWAP}), 5.0: Do(hold="b")}
     )
     records, result = follow(script, A, B)
     assert (script.seen[3.0].free, script.seen[3.0].coming, script.seen[3.0].swapped) == (10, 0, [])
@@ -150,29 +119,9 @@ def test_what_an_offload_under_way_does_not_cover_is_copied_after_it() -> None:
     assert (script.seen[4.0].swapped, script.seen[4.0].coming) == (["b"], 0)
 
 
-def test_an_offload_needs_room_on_the_host() -> None:
-    script = Script({2.0: Do(offload="b")})
-    follow(script, A, B, host_blocks=2)
-    assert script.seen[2.0].passed_over == {"b": Reason.HOST_BLOCKS}
-
-
-def test_a_prefetched_job_is_resident_and_paused_until_it_is_run() -> None:
-    # b out 2-3.5; prefetched at 4, back at 4.75, paused at 5, runs from 6 on.
-    script = Script({2.0: Do(preempt={"b": SWAP}), 4.0: Do(prefetch="b"), 5.0: Do(pause="b")})
-    records, result = follow(script, A, B)
-    assert (script.seen[5.0].free, script.seen[5.0].swapped, script.seen[5.0].ran) == (10, [], ["a"])
-    assert (records["b"].finished_s, result.totals["0"].swapped_in_blocks) == (8.0, 3)
-
-
 def test_a_prefetched_job_is_put_back_at_once_and_without_a_copy() -> None:
     # As above; put back at 5 it leaves its blocks in that step, although it once was copied out in 1.5 s.
-    script = Script(
-        {
-            2.0: Do(preempt={"b": SWAP}),
-            4.0: Do(prefetch="b"),
-            5.0: Do(preempt={"b": SWAP}),
-        }
-    )
+    script = Script({2.0: Do(preempt={"b": SWAP}), 4.0: Do(prefetch="b"), 5.0: Do(preempt={"b": SWAP})})
     records, result = follow(script, request("a", 0.0, 8, 9), B)
     assert script.seen[5.0].preempted == {"b": SWAP}
     assert (script.seen[6.0].free, script.seen[6.0].coming) == (16 - 4, 0)  # a has four by now
@@ -195,9 +144,7 @@ def test_a_job_put_back_on_its_way_leaves_its_blocks_when_the_copy_has_ended() -
 def test_a_job_that_leaves_on_its_way_back_and_returns_waits_for_the_second_copy() -> None:
     # Twelve blocks: out from 1 to 7, back from 7 to 10, but put back at 8 and started again at 9, into other blocks:
     # that copy is the next one, 10 to 13.
-    script = Script(
-        {1.0: Do(preempt={"b": SWAP}), 7.0: Do(prefetch="b"), 8.0: Do(preempt={"b": SWAP})},
-    )
+    script = Script({1.0: Do(preempt={"b": SWAP}), 7.0: Do(prefetch="b"), 8.0: Do(preempt={"b": SWAP})})
     records, result = follow(
         script,
         request("a", 0.0, 8, 20),
@@ -215,13 +162,6 @@ def test_an_idle_engine_looks_again_after_a_job_was_put_back() -> None:
     script = Script({1.0: Do(preempt={"b": SWAP}), 2.0: Do(prefetch="b"), 2.5: Do(preempt={"b": SWAP})})
     records, _ = follow(script, B)
     assert records["b"].finished_s == pytest.approx(2.5 + SPIN_S + 0.5 + 3.0)
-
-
-def test_a_copy_that_ends_while_others_decode_is_noticed() -> None:
-    # a decodes for long; b, out by 2, comes back by 2.5, and decodes beside it from 3 on.
-    script = Script({1.0: Do(preempt={"b": SWAP})})
-    records, _ = follow(script, request("a", 0.0, 8, 40), B)
-    assert (records["a"].finished_s, records["b"].finished_s) == (40.0, 6.0)
 
 
 def test_restored_jobs_hold_a_share_of_the_memory_unless_there_is_one() -> None:
@@ -341,15 +281,6 @@ def test_who_lacks_blocks_waits_for_those_that_are_coming_free() -> None:
     assert script.seen[1.0].passed_over["a"] is Reason.BLOCKS
     assert script.seen[2.0].ran == ["a"]
     assert records["a"].preemptions == 0
-
-
-def test_blocks_found_on_the_device_are_not_copied_back() -> None:
-    # b's first two blocks are full and stay to be found; only the third is copied back.
-    script = Script({2.0: Do(preempt={"b": SWAP})})
-    records, result = follow(script, A, B, prefix_caching=True)
-    totals = result.totals["0"]
-    assert (totals.swapped_out_blocks, totals.swapped_in_blocks) == (3, 1)
-    assert records["b"].finished_s == 7.0
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,7 @@ from tests.strategies import UNTIMED
 def host_tiers(draw: st.DrawFn, engine: EngineLimits) -> System:
     """The engine with a host of some size and copies that take from no time to several steps."""
     laws = st.builds(
-        TransferModel,
-        start_s=st.sampled_from([0.0, 0.3]),
-        bytes_per_s=st.sampled_from([0.7, 4.0, 1000.0]),
+        TransferModel, start_s=st.sampled_from([0.0, 0.3]), bytes_per_s=st.sampled_from([0.7, 4.0, 1000.0])
     )
     limits = replace(
         engine,

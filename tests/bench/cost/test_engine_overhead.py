@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.cost.engine_overhead import Round, figures, options
+from bench.cost.engine_overhead import Round, figures
 
 STOCK = [
     Round([0.004, 0.004, 0.010], {"schedule": 0.0003, "update": 0.0006}),
@@ -30,12 +30,3 @@ def test_parts_are_of_a_step_and_the_rest_is_what_is_left() -> None:
     # Three steps a round; stock's take 6, 8 and 4 ms on average.
     parts = figures({"stock": STOCK})["stock"]["parts_us"]
     assert parts == {"schedule": 100.0, "update": 200.0, "rest": 5700.0}
-
-
-@pytest.mark.parametrize(
-    "words", [["--rounds", "1"], ["--running", "17"], ["--policy", "nope"], ["--rounds", "x"]]
-)
-def test_what_is_not_accepted_is_said(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        options().parse_args(words)
-    assert words[1] in capsys.readouterr().err

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -16,9 +15,7 @@ from bench.cost.gateway_overhead import (
     CHUNKS,
     CONNECTIONS,
     Bench,
-    Figure,
     Turn,
-    aims_met,
     arrivals,
     problems,
     report,
@@ -26,17 +23,7 @@ from bench.cost.gateway_overhead import (
     streamed,
     turn_of,
 )
-from bench.cost.gateway_proxies import (
-    BARE,
-    DIRECT,
-    HEADWAY,
-    RUST,
-    Client,
-    Heard,
-    chat,
-    commands,
-    completion,
-)
+from bench.cost.gateway_proxies import DIRECT, Client, Heard, chat, completion
 from bench.cost.sse_servers import DONE, STAMP_DIGITS, chat_event, event
 from headway.lab.server import RunningServer
 
@@ -70,23 +57,6 @@ def test_saturation_is_a_rate_and_what_it_took_of_the_core() -> None:
     assert found["cpu_us_per_request"]["median"] == pytest.approx(380)
 
 
-def test_a_figure_is_the_median_of_the_rounds() -> None:
-    assert Figure.of([3.0, 1.0, 2.0]) == Figure(2.0, (1.0, 3.0))
-
-
-def test_the_worst_rate_is_held_against_the_aim() -> None:
-    rates = {
-        "50": {"ttfb_added_p50_ms": {"median": 0.3}, "ttfb_added_p99_ms": {"median": 6.0}},
-        "500": {"ttfb_added_p50_ms": {"median": 0.4}, "ttfb_added_p99_ms": {"median": 2.0}},
-    }
-    found = aims_met({"rates": rates, "saturated": {"rps": {"median": 2499.0}}})
-    assert {name: (each["found"], each["met"]) for name, each in found.items()} == {
-        "ttfb_added_p50_ms": (0.4, True),
-        "ttfb_added_p99_ms": (6.0, False),
-        "rps": (2499.0, False),
-    }
-
-
 def test_requests_that_fail_give_no_figures_and_are_told() -> None:
     heard = [
         Heard(1_000_000, 3_000_000, 9_000_000, [500_000, 700_000], None, whole=True),
@@ -105,14 +75,6 @@ def test_arrivals_are_the_same_for_all_of_a_round_and_about_as_many_as_said() ->
     assert all(before < after for before, after in pairwise(times_s))
     assert times_s[-1] < 10.0
     assert len(times_s) == pytest.approx(2000, rel=0.1)
-
-
-def test_the_rust_router_is_compared_only_where_it_is() -> None:
-    assert RUST not in commands("http://up", None)
-    found = commands("http://up", Path("/opt/vllm-router"))
-    assert found[RUST][0] == "/opt/vllm-router"
-    assert all("http://up" in words and "{port}" in words for words in found.values())
-    assert {BARE, HEADWAY} < set(found)
 
 
 # ---- the stub and the client ---------------------------------------------------------------------------

@@ -26,14 +26,10 @@ from bench.cost.length import (
     Answered,
     InputLength,
     RunningMedian,
-    beaten,
     figures,
     judged,
     load_streams,
     main,
-    means,
-    measured,
-    table,
     texts,
 )
 from headway.core.length_estimate import LengthEstimate
@@ -94,28 +90,6 @@ def test_every_way_learns_a_law_as_it_goes() -> None:
     assert judged(stream, WAYS[LEARNED](), tenants=False).mae < 0.5 * found[MEDIAN].mae
 
 
-def test_where_a_simple_way_is_better_is_said() -> None:
-    ways = {
-        LEARNED: {"mae": 5.5, "tau": 0.5},
-        INPUT: {"mae": 5.0, "tau": 0.4},
-        MEDIAN: {"mae": 6.0, "tau": 0.6},
-    }
-    assert beaten([{"name": "s", "ways": ways}]) == {
-        "mae": ["s: input length by 10.0 %"],
-        "tau": ["s: running median by 0.100"],
-    }
-    both = {**ways, MAGNUS: {"mae": 11.0, "tau": 0.3}}
-    assert means([{"name": "s", "ways": both}])[MAGNUS] == {"tau": 0.3, "mae_over_learned": 2.0}
-
-
-def test_a_table_has_every_stream_and_way() -> None:
-    found = {**measured({"made": made(120), "short": made(50)}), "repeated": {"tau": 0.5}}
-    text = table(json.loads(json.dumps(found)))
-    for name in ("made: 120 requests", *WAYS, "another answer to the same prompt: tau 0.5"):
-        assert name in text
-    assert "short:" not in text
-
-
 def write_folder(folder: Path, rows: int) -> None:
     """The shared data in small: two answers to every prompt, and recordings of rising lengths."""
     for sub in ("text", "lengths"):
@@ -152,14 +126,6 @@ def test_a_folder_is_read_in_two_halves_of_prompts_that_come_once(tmp_path: Path
     assert {row.prompt_tokens for row in halves[0]["text_detox"]} <= {5, 6, 7, 8, 9}
     assert len(halves[0]["all_tasks"]) == 6 * len(prompts[0])
     assert sum(len(half["alpaca_eval"]) for half in halves) == 80
-
-
-def test_a_stream_is_cut_to_the_rows_asked_for(tmp_path: Path) -> None:
-    write_folder(tmp_path, rows=80)
-    first, after = (load_streams(tmp_path, 20, half) for half in (TUNE, REPORT))
-    assert max(len(stream) for name, stream in first.items() if name not in MIXED) == 20
-    recording = [[row.output_tokens for row in half[COUNTS[0]]] for half in (first, after)]
-    assert recording == [list(range(1, 21)), list(range(21, 41))]
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.gain.batch_beside import HIGH, LOW, TARGETS, picture, tokens_between, waves
+from bench.gain.batch_beside import HIGH, LOW, TARGETS, tokens_between, waves
 from headway.core.record import Outcome, Record
 
 
@@ -32,10 +32,3 @@ def test_interactive_requests_come_in_waves() -> None:
 def test_each_token_of_an_answer_is_in_one_span() -> None:
     one = ended(first_s=1.0, finished_s=5.0, tokens=8)
     assert [tokens_between(one, at_s, at_s + 2.0) for at_s in (0.0, 2.0, 4.0, 6.0)] == [2, 4, 2, 0]
-
-
-def test_the_picture_names_both_and_what_a_batch_gets_alone() -> None:
-    drawn = picture([(10.0, 100), (20.0, 400)], [ended(1.0, 19.0, 90)], offline_tps=50.0)
-    assert drawn.startswith("<svg")
-    for name in ("interactive requests", "batch beside them", "a batch alone"):
-        assert name in drawn

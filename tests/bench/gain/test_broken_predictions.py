@@ -7,18 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from bench.figures import GOODPUT, MEAN_JCT, Runs
-from bench.gain.broken_predictions import (
-    BrokenCell,
-    Found,
-    Plan,
-    broken_cell,
-    broken_table,
-    broken_verdicts,
-    options,
-    plan_of,
-    run,
-    tabled,
-)
+from bench.gain.broken_predictions import Found, Plan, broken_cell, broken_table, broken_verdicts, run, tabled
 from bench.governor import (
     NO_LENGTHS,
     NO_STEPS,
@@ -40,7 +29,6 @@ from headway.core.cost import CostModel
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
 from headway.errors import ConfigError
-from headway.lab.predictor_choice import check_predictor
 from headway.policies.policy import Policy
 from headway.policies.presets import build_policy, find_preset
 from headway.predict.steps.learned import LearnedCost
@@ -200,34 +188,6 @@ def test_a_way_that_is_too_far_behind_is_named() -> None:
 # ---- options, and small runs ---------------------------------------------------------------------------------
 
 
-def test_what_is_simulated() -> None:
-    whole = plan_of(options().parse_args(["--policy", "predicted"]))
-    quick = plan_of(options().parse_args(["--policy", "predicted", "--quick"]))
-    rates = dict.fromkeys(whole.systems, 2.0)
-    targets = dict.fromkeys(whole.systems, TARGETS)
-    cells = list(whole.cells(rates, targets))
-    assert len(set(cells)) == len(cells) == 3 * 2 * 3 * 3 * 8
-    assert len(list(quick.cells(rates, targets))) == 32
-    assert {cell.rate_rps for cell in cells} == {1.6, 2.0, 2.4}
-    for way in ways("noisy-oracle:tau=0.8"):
-        check_predictor(way.predictor)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--policy", "nothing"), "unknown policy"),
-        (("--policy", "sarathi"), "--policy is 'sarathi', which it would be compared with"),
-        (("--policy", "vllm", "--load", "0"), "--load is 0; accepted: more than 0"),
-        (("--policy", "vllm", "--seeds", "0"), "--seeds is 0; accepted: 1 or more"),
-        (("--policy", "vllm", "--jobs", "0"), "--jobs is 0; accepted: 1 or more"),
-    ],
-)
-def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        plan_of(options().parse_args(words))
-
-
 @pytest.fixture(scope="module")
 def found() -> list[Found]:
     """A hundred requests for one system, so few a second that nobody waits long."""
@@ -251,8 +211,3 @@ def test_the_governor_believes_honest_lengths_and_no_random_ones(found: list[Fou
     assert table["metric"] == GOODPUT
     assert set(table["behind"]) == {way.name for way in ways("x")}
     assert table["governor"]["random lengths"]["share_of_time"] == {NO_LENGTHS: 1.0}
-
-
-def test_a_cell_is_the_same_again(found: list[Found]) -> None:
-    again: BrokenCell = found[-1].cell
-    assert run(again) == found[-1]

@@ -7,19 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.gain.fastserve_real import (
-    AMPLE,
-    FASTSERVE,
-    SHORT,
-    Measured,
-    gains,
-    main,
-    markdown,
-    stream,
-)
+from bench.gain.fastserve_real import AMPLE, FASTSERVE, SHORT, Measured, gains, stream
 from bench.real_runs import STOCK, CapacityFacts, Run
 from bench.side_by_side import compared
-from headway.errors import ConfigError
 
 
 @pytest.fixture
@@ -69,29 +59,3 @@ def test_both_systems_at_a_load_and_seed_serve_together() -> None:
     assert [len(group) for group in groups] == [4] * 6
     assert all(len({(run.seed, run.load) for run in group}) == 1 for group in groups)
     assert len({run.file(Path()) for run in runs}) == len(runs)
-
-
-def test_streams_of_another_length_are_not_mixed_in(measured: Measured) -> None:
-    measured.open()
-    with pytest.raises(ConfigError, match=r"another bench \(seconds was 2.0, now 3.0\); give another folder"):
-        Measured(measured.out, SHORT, 3.0).open()
-
-
-@pytest.mark.parametrize("option", ["--seconds", "--seeds"])
-def test_an_option_out_of_range_is_refused_before_anything_starts(
-    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    monkeypatch.setattr("sys.argv", ["fastserve_real", "--out", str(out), option, "0"])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    assert f"{option} is 0; accepted: 1 or more" in capsys.readouterr().err
-    assert not out.exists()
-
-
-def test_the_table_has_a_row_for_each_number_of_seats_and_load() -> None:
-    cell = {**gains([4.0, 8.0], [1.0, 2.0]), "mean_gain_by_seed": [3.0, 5.0]}
-    found = {"short": {"capacity_rps": 3.0, "cells": {16: {"0.5": cell, "1": cell}}}}
-    rows = [line for line in markdown(found).splitlines() if line.startswith("| 16")]
-    assert rows[0] == "| 16 | 0.5 | 6.00 / 1.50 | 4.00 (3.00 to 5.00) | 0.25 | 0 % |"
-    assert len(rows) == 2

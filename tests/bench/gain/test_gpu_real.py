@@ -167,15 +167,3 @@ def test_without_a_gpu_what_is_missing_is_said(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("bench.gain.gpu_real.is_cpu_build", lambda: True)
     with pytest.raises(ConfigError, match="on the CPU here"):
         measure(study(tmp_path))
-
-
-@pytest.mark.parametrize("wrong", [["--workload", "chatter"], ["--policy", "headaway"]])
-def test_unknown_names_are_refused(tmp_path: Path, wrong: list[str]) -> None:
-    with pytest.raises(ConfigError, match="accepted"):
-        study(tmp_path, *wrong)
-
-
-def test_a_folder_of_other_streams_is_refused(tmp_path: Path) -> None:
-    study(tmp_path)
-    with pytest.raises(ConfigError, match=r"another bench \(seconds was 2.0, now 3.0\)"):
-        measure(study(tmp_path, "--seconds", "3"))

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gain.long_prompt import FACTORS, machine_figures, markdown, options, plan_of, verdicts
+from bench.gain.long_prompt import machine_figures, verdicts
 from bench.gain.long_prompt_runs import (
     LONG,
     MACHINES,
-    REAL,
     Heard,
     Light,
     MeasuredMachine,
     Passage,
-    RealStage,
-    Row,
     Scene,
     SceneMachine,
     TokenTimes,
@@ -34,7 +30,7 @@ from bench.gain.long_prompt_runs import (
 from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.record import Outcome, Record
-from headway.errors import ConfigError, SimulationError
+from headway.errors import SimulationError
 from headway.traces import MOONCAKE_BLOCK_TOKENS
 
 SCENE = Scene(
@@ -206,78 +202,7 @@ def test_who_keeps_within_which_target_at_what_price() -> None:
     assert verdicts({"here": found}) == {"holds": True, "exceptions": []}
 
 
-@pytest.mark.parametrize(
-    ("changes", "complaint"),
-    [
-        ({"policy": {1.2: [went(0.013)]}}, "here, 1.2: the policy does not keep within it"),
-        (
-            {"light": [Light(0.010, 0.013)], "policy": {1.2: [went(0.011)]}},
-            "here, 1.2: the streams alone do not",
-        ),
-        ({"policy": {40.0: [went(0.011)]}}, "here, 40: vllm keeps within it too"),
-        ({"policy": {2.0: [went(0.011, amid_all=False)]}}, "here, 2: streams ended before"),
-        (
-            {"policy": {2.0: [went(0.011), went(0.011, before_s=0.015)]}},
-            "here, 2: the machine was 1.5 times as slow as when the target was set",
-        ),
-    ],
-)
-def test_what_is_otherwise_is_named(changes: Mapping[str, Any], complaint: str) -> None:
-    found = verdicts({"here": machine_figures(example(**changes))})
-    assert not found["holds"]
-    (exception,) = found["exceptions"]
-    assert exception.startswith(complaint)
-
-
-def test_the_table_has_a_row_for_each_machine_and_target() -> None:
-    lines = markdown({"policy": "headway", "machines": {"here": machine_figures(example())}}).splitlines()
-    assert lines[2] == "| here | 12.0 (1.2 x) | 300.0 / 12.0 | yes | 0.50 / 4.00 | none |"
-    assert lines[3].endswith("| yes | 0.50 / 0.90 | sarathi 512: 1.00 |")
-    assert len({line.count("|") for line in lines}) == 1
-
-
-# ---- options, kept runs, and a small simulated run -----------------------------------------------------------
-
-
-def test_what_is_run() -> None:
-    usual = plan_of(options().parse_args(["--policy", "vllm"]))
-    assert (usual.machines, usual.factors) == ((*MACHINES, REAL), FACTORS)
-    assert plan_of(options().parse_args(["--policy", "vllm", "--simulated"])).machines == tuple(MACHINES)
-    chosen = plan_of(
-        options().parse_args(["--policy", "vllm", "--machine", REAL, "--factor", "1.4", "--seeds", "1"])
-    )
-    assert (chosen.machines, chosen.factors, chosen.seeds) == ((REAL,), (1.4,), 1)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--policy", "nothing"), "unknown policy"),
-        (("--policy", "vllm", "--factor", "1"), "--factor is 1"),
-        (("--policy", "vllm", "--seeds", "0"), "--seeds is 0"),
-        (("--policy", "vllm", "--simulated", "--machine", REAL), "choose one"),
-    ],
-)
-def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        plan_of(options().parse_args(words))
-
-
-class Counted(RealStage):
-    """Makes one run, and counts how often."""
-
-    made: ClassVar[list[str]] = []
-
-    def _served(self, row: Row, seed: int, *, with_long: bool) -> TokenTimes:
-        self.made.append(row.name)
-        return times_of([[1.0, 2.0]])
-
-
-def test_runs_that_are_kept_are_not_made_again(tmp_path: Path) -> None:
-    engine: Any = None
-    for folder in (tmp_path, tmp_path, None):
-        assert Counted(engine, SCENE, folder)(Row("vllm", "vllm"), 0).streams == [[1.0, 2.0]]
-    assert Counted.made == ["vllm", "vllm"]
+# ---- a small simulated run -----------------------------------------------------------------------------------
 
 
 def test_a_small_scene_simulated() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.gain.planner import GENERATED, SHARED, TARGETS, Bench, row
+from bench.gain.planner import GENERATED, SHARED, Bench
 from headway.errors import ConfigError
 from headway.lab.trace import Trace
 
@@ -31,20 +31,3 @@ def test_where_there_are_no_shared_traces_others_take_their_place(tmp_path: Path
         replace(bench, data=tmp_path / "data").source("code")
     (folder / SHARED["code"]).write_bytes(b"")
     assert replace(bench, data=tmp_path / "data").source("code").endswith(SHARED["code"])
-
-
-@pytest.mark.usefixtures("alone")
-def test_a_row_says_how_fast_and_how_well(tmp_path: Path) -> None:
-    bench = Bench(out=tmp_path, data=None, budget=3, jobs=1, limit=60, seeds=2)
-    planned, found = bench.plan("conversation")
-    assert planned.prepared.targets == TARGETS
-    assert found["configurations"] == planned.tried == 3
-    assert found["configurations_per_minute"] > 0
-    assert found["beats_default"] == (found["gain"]["points"]["low"] > 0)
-    assert found["command"].startswith("headway serve meta-llama/Llama-3.1-8B --policy ")
-    # A tenth of the time would be ten times the pace.
-    assert row("a/trace.csv", planned, 60.0)["configurations_per_minute"] == 3
-    assert row("a/trace.csv", planned, 6.0)["configurations_per_minute"] == 30
-    again, _ = bench.plan("conversation")
-    assert again.runs.simulated == 0
-    assert row("a/trace.csv", again, 6.0)["aim_reached"] is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import json
@@ -14,30 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.gain.regret import (
-    QUICK_CELLS,
-    QUICK_RIVALS,
-    chosen_cells,
-    chosen_contenders,
-    chosen_seeds,
-    found_in,
-    make_runs,
-    near_the_best,
-    regret,
-    still_racing,
-)
+from bench.gain.regret import found_in, make_runs, near_the_best, still_racing
 from bench.gain.regret_runs import (
     ABLATIONS,
     ANY,
     BUDGETS,
-    LOADS,
     Cell,
     Plan,
     RegretResult,
     Spell,
     ablations,
     all_cells,
-    as_served,
     clairvoyants,
     contender,
     goodput,
@@ -51,8 +37,6 @@ from bench.gain.regret_runs import (
 )
 from bench.gain.regret_tables import summary
 from bench.gain.regret_workloads import (
-    CLASSES,
-    DATA,
     DRAWN,
     INTERACTIVE,
     MACHINES,
@@ -96,12 +80,6 @@ def test_a_window_is_a_piece_of_the_trace_on_a_faster_clock() -> None:
     # 0.1 requests a second recorded, 0.2 wanted: 20 recorded seconds pass in 10. Seeds begin 100 s / 5 apart.
     window = ten_apart().window(0.2, 10.0, seed=1)
     assert [(each.id, each.arrival_s) for each in window] == [("2", 0.0), ("3", 5.0)]
-
-
-def test_windows_of_different_seeds_are_apart_while_five_fit() -> None:
-    windows = [ten_apart(100).window(0.4, 50.0, seed) for seed in range(SEEDS)]  # 200 of 1,000 s each
-    names = [each.id for window in windows for each in window]
-    assert len(names) == len(set(names)) == 100
 
 
 def test_a_window_longer_than_the_trace_goes_on_at_its_beginning_under_new_names() -> None:
@@ -212,11 +190,6 @@ def test_a_recording_that_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     assert known_workloads(tmp_path) == tuple(DRAWN)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the shared traces are not here")
-def test_every_shared_trace_is_a_workload() -> None:
-    assert len(known_workloads(DATA)) == 5 + len(DRAWN)
-
-
 # ---- targets -------------------------------------------------------------------------------------------
 
 
@@ -299,11 +272,7 @@ def test_the_runs_of_who_is_blind_to_targets_are_the_same_with_any(name: str) ->
     for slo, priority in ((Slo(), 0), (Slo(ttft_s=3.0, tbt_s=0.8, deadline_s=20.0), -1)):
         trace, records = mixed(slo=slo, priority=priority), list[Record]()
         simulate(
-            trace,
-            contender(name).factory(trace),
-            system,
-            on_record=records.append,
-            max_output_tokens=16,
+            trace, contender(name).factory(trace), system, on_record=records.append, max_output_tokens=16
         )
         ended.append([(each.id, each.first_token_s, each.finished_s) for each in records])
     assert ended[0] == ended[1]
@@ -360,15 +329,6 @@ def small_plan(*names: str, seeds: int = 2) -> Plan:
     )
 
 
-def test_requests_name_their_tenants_only_where_asked() -> None:
-    named = [request(f"{n}", float(n), 5, 2, tenant=str(n % 2)) for n in range(4)]
-    plan = small_plan("vllm")
-    without, with_names = (next(replace(plan, tenants=tenants).runs([0])) for tenants in (False, True))
-    assert [each.tenant for each in as_served(named, with_names)] == ["0", "1", "0", "1"]
-    assert [each.tenant for each in as_served(named, without)] == [""] * 4
-    assert without.digest() != with_names.digest()
-
-
 def test_who_is_blind_is_run_once_for_all_targets() -> None:
     plan = small_plan("vllm", "edf")
     runs = list(plan.runs(plan.seeds))
@@ -409,17 +369,6 @@ def test_a_small_run_through_the_whole_path_is_kept_and_goes_on(tmp_path: Path) 
 # ---- what is asked for ---------------------------------------------------------------------------------
 
 
-def test_cells_are_selected_by_name() -> None:
-    cells = all_cells(NO_DATA)
-    assert len(cells) == len(set(cells)) == len(DRAWN) * len(MACHINES) * len(LOADS) * len(CLASSES)
-    chosen = select(cells, "chat/*/0.5/one,skewed/h100*/1.2/*")
-    assert {(cell.workload, cell.load) for cell in chosen} == {("chat", 0.5), ("skewed", 1.2)}
-    with pytest.raises(ConfigError, match="no cell is called 'chat/x'; accepted: WORKLOAD/MACHINE/LOAD"):
-        select(cells, "chat/x")
-    with pytest.raises(ConfigError, match="accepted: names or patterns"):
-        select(cells, ",")
-
-
 def test_a_workload_that_does_not_fit_a_machine_is_not_served_on_it(tmp_path: Path) -> None:
     sessions(tmp_path)
     with gzip.open(tmp_path / "agentic_claude_code.csv.gz", "at", newline="") as file:
@@ -428,71 +377,6 @@ def test_a_workload_that_does_not_fit_a_machine_is_not_served_on_it(tmp_path: Pa
     assert [cell.machine for cell in that_fit(cells, tmp_path)] == ["h100-llama-8b", "h200-llama-70b"]
     with pytest.raises(ConfigError, match="hardly anything of agentic fits a100-opt-13b"):
         that_fit([cell for cell in cells if cell.machine == "a100-opt-13b"], tmp_path)
-
-
-def arguments(out: Path, **given: object) -> argparse.Namespace:
-    usual = {
-        "quick": False,
-        "policy": "predicted",
-        "presets": None,
-        "cells": None,
-        "seeds": 1,
-        "ablations": False,
-        "no_clairvoyants": False,
-        "race": False,
-        "again": "",
-        "jobs": 1,
-        "data": NO_DATA,
-        "out": out,
-    }
-    return argparse.Namespace(**{**usual, **given})
-
-
-def test_the_quick_subset_is_of_known_cells_and_rivals(tmp_path: Path) -> None:
-    quick, names = chosen_contenders(arguments(tmp_path, quick=True))
-    assert quick[0].name == "predicted"
-    assert names == frozenset(QUICK_RIVALS) - {"predicted"}
-    assert {each.name for each in quick if not each.oracle} == {"predicted", *QUICK_RIVALS}
-    assert chosen_seeds(arguments(tmp_path, quick=True, seeds=None)) == range(3)
-    assert chosen_seeds(arguments(tmp_path, seeds=None)) == range(5)
-    cells = chosen_cells(arguments(tmp_path, quick=True), NO_DATA)
-    assert cells
-    assert {cell.workload for cell in cells} == {
-        name for pattern in QUICK_CELLS if (name := pattern.partition("/")[0]) in DRAWN
-    }
-
-
-def test_ablations_stand_beside_and_are_no_rivals(tmp_path: Path) -> None:
-    served, names = chosen_contenders(
-        arguments(tmp_path, policy="headway", presets="vllm", ablations=True, no_clairvoyants=True)
-    )
-    assert {each.name for each in served} == {"headway", "vllm", *ABLATIONS}
-    assert {each.preset for each in served} == {"headway", "vllm"}
-    assert len({each.said() for each in served}) == len(served)
-    assert names == {"vllm"}
-
-
-def test_clairvoyants_may_stay_at_home(tmp_path: Path) -> None:
-    served, _ = chosen_contenders(arguments(tmp_path, presets="sjf", no_clairvoyants=True))
-    assert [each.name for each in served] == ["predicted", "sjf", "vllm"]
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ({"policy": "x"}, "unknown policy 'x'"),
-        ({"presets": "vllm,y"}, "unknown policy 'y'"),
-        ({"cells": "z"}, "no cell is called 'z'"),
-        ({"again": "vllm,w"}, "no contender is called 'w'"),
-        ({"seeds": 0, "cells": "chat/a100*/0.5/one"}, "seeds is 0; accepted: 1 to 5"),
-    ],
-)
-def test_what_is_not_accepted_is_said_before_anything_runs(
-    tmp_path: Path, given: dict[str, object], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        regret(arguments(tmp_path / "out", **given))
-    assert not (tmp_path / "out").exists()
 
 
 def result(mean_jct_s: float, goodput: float) -> RegretResult:

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 
 import pytest
 
 from bench.gain.regret_runs import Cell
-from bench.gain.regret_tables import (
-    TAILS,
-    CellFindings,
-    by_cell,
-    by_load,
-    league,
-    lower_bound,
-    summary,
-    tables,
-    values,
-)
+from bench.gain.regret_tables import TAILS, CellFindings, league, lower_bound, summary, tables
 
 Values = Sequence[float | None]
 
@@ -106,16 +95,6 @@ def test_what_was_not_measured_is_null_and_no_aim_of_it_is_met() -> None:
     assert told["aims"]["worst_vs_best_preset"]["met"] is False
 
 
-def test_every_value_is_told() -> None:
-    cells = [
-        found("one", vllm=[0.5, 0.7], edf=[0.9, 0.8], mine=[0.8, 0.8]),
-        found("none", vllm=[9.0, 9.0], edf=[None, 8.0], mine=[6.0, 6.0]),
-    ]
-    parsed = list(csv.reader(values(cells).splitlines()))
-    assert parsed[0] == ["cell", "metric", "contender", "mean", "seed_0", "seed_1"]
-    assert ["chat/a100/1/none", "mean_jct_s", "edf", "", "", "8"] in parsed
-
-
 ORACLE = "shortest-oracle"
 
 
@@ -132,25 +111,6 @@ ROWS = [
     row(Cell("code", "a100", 1.0, "one"), headway=[0.9], vllm=[0.1], sjf=[0.6], oracle=[0.9]),
     row(Cell("code", "h100", 1.0, "one"), headway=[0.5], vllm=[None], sjf=[None], oracle=[None]),
 ]
-
-
-def test_losses_by_load() -> None:
-    lines = list(by_load(ROWS[:4]))
-    assert lines[2:] == [
-        "| 0.5 | 1.0% / 1.0% / 1.0%; 1 of 1 | – |",
-        # A fifth less than `sjf`; 0.05 behind it, and 0.3 ahead: within the bar is one of two.
-        "| 1 | -20.0% / -20.0% / -20.0%; 1 of 1 | 0.050 / -0.125 / -0.300; 1 of 2 |",
-    ]
-
-
-def test_a_line_for_each_workload_and_load() -> None:
-    assert list(by_cell("headway", ROWS[:4])) == [
-        "| workload | load | no targets: mean JCT (s) | one class: goodput |",
-        "|---|---|---|---|",
-        "| `chat` | 0.5 | **10.1** / 10 / 10 `vllm` / 9 | – |",
-        "| `chat` | 1 | **40** / 60 / 50 `sjf` / 30 | 0.700 / 0.100 / 0.750 `sjf` / 0.800 |",
-        "| `code` | 1 | – | **0.900** / 0.100 / 0.600 `sjf` / 0.900 |",
-    ]
 
 
 def test_machines_have_tables_of_their_own_and_who_has_no_value_a_dash() -> None:

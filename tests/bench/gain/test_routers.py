@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.gain.routers import APPLICATIONS, OWN_BLOCKS, ROUTERS, RouterRun, hot, markdown, served
+from bench.gain.routers import APPLICATIONS, OWN_BLOCKS, RouterRun, hot, served
 from bench.streams import conversations
 from headway.traces import MOONCAKE_BLOCK_TOKENS
 
@@ -32,11 +32,3 @@ def test_caches_hold_more_where_conversations_stay() -> None:
     )
     assert len(blind) == len(aware) == len(requests)
     assert found > 1.1 * found_blindly
-
-
-def test_a_row_shows_every_router() -> None:
-    figures = {"mean_jct_s": 12.34, "mean_ttft_s": 0.567, "cached": 0.5}
-    table = markdown({"cells": {"hot, 0.5": dict.fromkeys(ROUTERS, figures)}})
-    assert (
-        table.splitlines()[-1] == "| `hot`, 0.5 | " + " | ".join(["12.3 / 0.57 s, 50%"] * len(ROUTERS)) + " |"
-    )

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from bench.gain.swap import report, swap
+from bench.gain.swap import swap
 from bench.gain.swap_runs import (
     FAMILIES,
     LOADS,
-    SwapCase,
     SwapRun,
     Watch,
     WatchedStep,
@@ -28,11 +27,7 @@ from headway.core.plan import Fate
 from headway.core.record import Outcome, Record
 
 BLOCK_BYTES = 1000
-COUNTERS = {
-    "swap_out_s": 0.5,
-    "swap_in_s": 0.3,
-    "copy_wait_s": 0.2,
-}
+COUNTERS = {"swap_out_s": 0.5, "swap_in_s": 0.3, "copy_wait_s": 0.2}
 
 
 def law(shape: BatchShape) -> float:
@@ -118,23 +113,6 @@ def test_loads_repeat_and_have_the_papers_prompts(load: Any) -> None:
     assert {request.arrival_s for request in requests} == {0.0}
     mean = sum(request.input_tokens for request in requests) / 400
     assert mean == pytest.approx(load.mean_input_tokens, rel=0.1)
-
-
-def test_a_report_names_every_cell_and_policy() -> None:
-    case = SwapCase(LOADS[0], "fast", 1e9)
-    steps = [step(jobs, 0.01 * jobs, copying=jobs == 30) for jobs in range(1, 31)]
-    names = [name for family in FAMILIES for name in family.served()]
-    makespans_s = {"recompute": 4.0, "swap": 2.0, "adaptivellm": 2.5, "vllm": 6.0}
-    runs = {name: [run(steps, makespans_s.get(name, 3.0))] for name in names}
-    found = report([case], FAMILIES, {case.name: runs})
-    cell = found["cells"]["short/fast"]
-    assert cell["adaptivellm_vs_better"] == pytest.approx(0.8)
-    assert cell["adaptivellm_better"] == "swap"
-    assert cell["adaptivellm-plus_vs_better"] == 1.0
-    assert cell["adaptivellm-plus_vs_vllm"] == pytest.approx(2.0)
-    assert found["copy_time_hidden"]["short/fast"]["swap"]["hidden_share"] == pytest.approx(0.75)
-    own = report([case], FAMILIES[:1], {case.name: runs})["cells"]["short/fast"]
-    assert own == {key: value for key, value in cell.items() if "-plus" not in key and key != "vllm"}
 
 
 @pytest.mark.engine

@@ -9,7 +9,7 @@ from shutil import which
 
 import pytest
 
-from bench.right.packages import Failed, outside, run
+from bench.right.packages import outside
 
 SCRIPT = Path(__file__).parents[3] / "bench" / "right" / "packages.py"
 
@@ -33,11 +33,6 @@ def test_the_packages_work_without_the_repository(version: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{python}: headway-")
-
-
-def test_a_command_that_fails_is_told_with_what_it_printed(tmp_path: Path) -> None:
-    with pytest.raises(Failed, match=r"(?s)ended with 3:\nwhy\n"):
-        run([sys.executable, "-c", "print('why'); raise SystemExit(3)"], tmp_path / "new")
 
 
 def test_nothing_of_the_repository_is_in_reach(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from bench.right.resume import KINDS, Stream, children_of, judged, markdown
+from bench.right.resume import Stream, children_of, judged
 
 WHOLE = {(0, "content"): "abc"}
 
@@ -53,15 +53,6 @@ def test_events_with_names_are_read_by_their_types() -> None:
     deltas = [{"type": "response.output_text.delta", "delta": text} for text in "ab"]
     stream = heard(*deltas, {"type": "response.completed"}, done=False, kind="responses")
     assert (stream.text, stream.done) == ({("response.output_text.delta",): "ab"}, True)
-
-
-def test_every_kind_asks_for_a_stream() -> None:
-    assert all(Stream(kind, "x", "why").body()["stream"] for kind in KINDS)
-
-
-def test_a_table_has_a_row_for_each_kind() -> None:
-    counts = {"same": 2, "error": 1, "lost": 0, "hit": 2}
-    assert markdown({"server": {"chat": counts}}).split("\n")[-1] == "| chat | 2 / 1 / 0 |"
 
 
 def test_the_processes_under_a_server_are_found() -> None:

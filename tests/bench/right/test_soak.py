@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
 import openai
 import pytest
 
-from bench.right import parity, soak
+from bench.right import soak
 from headway.core.record import Outcome, Record
 from headway.engine.host_kv import HostKv
-from headway.traces import load_trace
 
 
 def knock(url: str) -> None:
@@ -60,16 +57,6 @@ def test_every_request_ends_once_on_both_sides(
     assert (result["pauses"] > 1000) == (result["prefetches"] > 0) == (batch_width is not None)
     assert (result["policy"], result["exit_code"]) == (policy, 0)
     assert "Traceback" not in log.partition("[shutdown]")[0]  # vLLM may log its engine's end as an error
-
-
-def test_the_bench_has_a_command_line() -> None:
-    done = subprocess.run(
-        [sys.executable, str(Path(soak.__file__)), "--help"], capture_output=True, text=True, check=True
-    )
-    assert all(
-        flag in done.stdout
-        for flag in ("--json", "--policy", "--leaving", "--requests", "--host-kv-gib", "--batch-width")
-    )
 
 
 # ---- the accounting itself can fail ------------------------------------------------------------------
@@ -138,23 +125,6 @@ def test_the_requests_fit_the_model_and_are_named_on_both_sides() -> None:
     assert len({request.id for request in requests}) == len(requests) == 300
     assert all(request.tenant == request.id for request in requests)
     assert max(request.input_tokens + request.output_tokens for request in requests) <= soak.MAX_MODEL_LEN
-
-
-def test_without_the_shared_trace_the_workload_is_made() -> None:
-    made = load_trace(f"{soak.OWN_TRACE}50")
-    assert len(made) == 50
-    assert made == load_trace(f"{soak.OWN_TRACE}50")
-
-
-def test_requests_without_output_are_left_out_as_the_commands_leave_them_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text("arrival_s,input_tokens,output_tokens\n0,8,2\n1,8,0\n2,8,3\n")
-    for bench in (soak, parity):
-        monkeypatch.setattr(bench, "SHARED_TRACE", trace)
-    assert [request.output_tokens for request in soak.make_requests(9)] == [2, 3]
-    assert [request.output_tokens for request in parity.make_script(9)] == [2, 3]
 
 
 def test_waiting_for_the_engines_records_ends_with_the_last(tmp_path: Path) -> None:

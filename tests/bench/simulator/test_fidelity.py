@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from bench.simulator.fidelity import compare, options, setup_of
 from bench.simulator.fidelity_runs import (
     MAX_OUTPUT_TOKENS,
     METRICS,
@@ -18,7 +17,6 @@ from bench.simulator.fidelity_runs import (
     FidelityRun,
     FidelitySetup,
     FidelityStream,
-    Folder,
     RealSide,
     at_speed_of,
     mean_noise,
@@ -29,14 +27,10 @@ from bench.simulator.fidelity_runs import (
     stream,
     with_link,
 )
-from headway.core.batch_shape import BatchShape, StepKind
+from headway.core.batch_shape import BatchShape
 from headway.core.record import Outcome
 from headway.engine.demo_model import DemoRecipe, ensure_demo_random, ensure_model
 from headway.engine.kv.block_copies import CopyDirection, TimedCopy
-from headway.engine.profiling.profile import Measurements
-from headway.engine.stepped_engine import SteppedStep
-from headway.errors import ConfigError
-from headway.lab.real_engine import ServedStep
 from headway.policies.presets import PRESETS
 from headway.predict.steps.calibration import Calibration
 from headway.predict.steps.copies import TransferModel
@@ -139,94 +133,6 @@ def test_the_setup_with_swaps_serves_every_preset_that_swaps_or_takes_its_place(
     swapping = {name for name, row in PRESETS.items() if not row.eviction.startswith("recompute")}
     assert set(SWAPS.policies) == swapping
     assert "49" in SWAPS.vllm_flags()  # one block more: vLLM's null block
-
-
-def test_what_is_compared() -> None:
-    assert setup_of(options().parse_args(["--out", "x"])) == PLAIN
-    chosen = setup_of(options().parse_args(["--out", "x", "--swaps", "--policy", "fastserve"]))
-    assert (chosen.policies, chosen.num_blocks) == (("fastserve",), SWAPS.num_blocks)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--policy", "nothing"), "unknown policy"),
-        (("--runs", "0"), "--runs is 0; accepted: more than 0"),
-        (("--seconds", "-1"), "--seconds is -1; accepted: more than 0"),
-        (("--profile-seconds", "0"), "--profile-seconds is 0; accepted: more than 0"),
-    ],
-)
-def test_what_is_not_accepted(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        setup_of(options().parse_args(["--out", "x", *words]))
-
-
-def test_a_folder_without_a_whole_cell_is_not_compared(tmp_path: Path) -> None:
-    message = "no cell of which all real runs have ended; leave out --simulate-only"
-    with pytest.raises(ConfigError, match=message):
-        compare(Folder(tmp_path))
-    folder = folder_with(tmp_path, FidelityStream("vllm", 0.5, 0))
-    with pytest.raises(ConfigError, match=message):  # its second run is missing
-        compare(folder)
-
-
-def test_cells_that_are_whole_are_compared_while_others_are_not(tmp_path: Path) -> None:
-    found = compare(
-        folder_with(
-            tmp_path,
-            *(FidelityStream("vllm", 0.5, number) for number in (0, 1)),
-            FidelityStream("sjf", 0.5, 0),
-        )
-    )
-    assert {policy: list(row) for policy, row in found["cells"].items()} == {"vllm": ["0.5"]}
-    # What was kept as real is what the law says, to the noise of the clock.
-    assert abs(found["cells"]["vllm"]["0.5"]["error"]["mean_jct_s"]) < 0.2
-    assert found["steps"]["all"]["steps"] == sum(found["steps"][kind]["steps"] for kind in StepKind)
-    assert (tmp_path / "cost.json").is_file()
-    assert len(list(tmp_path.glob("vllm-0.5-simulated-*.jsonl"))) == 2
-
-
-def test_a_command_goes_on_where_it_was_stopped_and_may_add_presets(tmp_path: Path) -> None:
-    folder = folder_with(tmp_path, FidelityStream("vllm", 0.5, 0))
-    assert folder.has(FidelityStream("vllm", 0.5, 0))
-    assert not folder.has(FidelityStream("vllm", 0.5, 1))
-    one_more = setup_of(options().parse_args(["--out", "x", "--policy", "edf"]))
-    side = folder.begun(one_more, runs=2, run_s=4.0)
-    assert side is not None
-    assert side.setup.policies == (*PLAIN.policies, "edf")
-    assert Folder(tmp_path / "empty").begun(one_more, runs=2, run_s=4.0) is None
-
-
-@pytest.mark.parametrize(("setup", "runs", "run_s"), [(SWAPS, 2, 4.0), (PLAIN, 3, 4.0), (PLAIN, 2, 5.0)])
-def test_runs_of_another_kind_are_not_mixed(
-    tmp_path: Path, setup: FidelitySetup, runs: int, run_s: float
-) -> None:
-    with pytest.raises(ConfigError, match=r"holds other runs \(2 of 4 s a cell, loads 0.5, 0.8, 1.1\)"):
-        folder_with(tmp_path).begun(setup, runs, run_s)
-
-
-def folder_with(path: Path, *runs: FidelityStream) -> Folder:
-    """A folder of which these real runs have ended, with the times of LAW."""
-    folder, side = Folder(path), RealSide(setup=PLAIN, sizes=SIZES, capacity_rps=8.0, run_s=4.0, runs=2)
-    folder.keep_side(side)
-    folder.keep_measurements(Measurements(SIZES, steps=measured_steps(), copies=COPIES))
-    for run in runs:
-        served = simulated(CALIBRATION, side.trace(run), run.policy, side)
-        folder.keep_real(
-            run, served.records, [ServedStep(start_s=0.0, step=step, gap_s=0.0) for step in measured_steps()]
-        )
-    return folder
-
-
-def measured_steps() -> list[SteppedStep]:
-    """As many of each kind as a fit needs."""
-    shapes = []
-    for number in range(1, 41):
-        for tokens in ((number,), (1,) * (number % 16 + 1), (1, 1, number + 1)):
-            shapes.append(BatchShape())
-            for new in tokens:
-                shapes[-1].add(new, 20 * number)
-    return [SteppedStep(shape=shape, seconds=LAW.step_s(shape) + 0.001, schedule_s=0.001) for shape in shapes]
 
 
 def test_only_those_that_pause_get_a_narrow_batch() -> None:

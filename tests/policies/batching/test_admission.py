@@ -8,7 +8,6 @@ from headway.policies.batching.admission import (
     SCAN_AHEAD,
     candidates,
     fitting,
-    fitting_or_ready,
     starts_beside,
 )
 from headway.policies.batching.decode_first import DecodeFirst, residents_known_blocks
@@ -45,12 +44,6 @@ def test_those_who_leave_are_replaced_by_the_next() -> None:
     found = candidates(scene.view, scene.order, leaving)
     assert len(found) == 1 + SCAN_AHEAD
     assert ids(found[:3]) == ["001", "003", "004"]
-
-
-def test_an_empty_queue_is_not_asked() -> None:
-    scene = Scene(DecodeFirst())
-    scene.order = None  # type: ignore[assignment]
-    assert candidates(scene.view, scene.order, ()) == []
 
 
 SWAPPED = [decoding(f"s{n}", prompt=100 + n, state=JobState.SWAPPED, num_preemptions=1) for n in range(3)]
@@ -96,10 +89,6 @@ def test_swapped_jobs_take_no_place_among_the_waiting() -> None:
     assert ranked_queues(view, order, (WAITING[0],), 2)[1] == WAITING[1 : 3 + SCAN_AHEAD]
 
 
-def test_empty_queues_are_not_asked() -> None:
-    assert ranked_queues(StepView(), None, (), 2) == ([], [])  # type: ignore[arg-type]
-
-
 VIEW = StepView(block_size=4, max_tokens=8)
 RESIDENT = decoding("r", prompt=8)
 
@@ -115,14 +104,6 @@ def test_head_room_is_kept_for_each() -> None:
 def test_an_empty_engine_asks_no_head_room_of_the_first() -> None:
     jobs = [make_job("a", prompt=8), make_job("b", prompt=1)]
     assert [len(fitting(VIEW, jobs, free)) for free in (1, 2, 4, 5)] == [0, 1, 1, 2]
-
-
-def test_nobody_is_kept_out_of_an_empty_engine_by_one_that_is_not_ready() -> None:
-    jobs = [make_job("a", prompt=40), make_job("b", prompt=1)]
-    assert fitting_or_ready(VIEW, jobs, 3, head_room=1) == jobs
-    view = StepView(block_size=4, admissible=lambda job: True)
-    assert fitting_or_ready(view, jobs, 3, head_room=1) == []
-    assert fitting_or_ready(VIEW, [], 3, head_room=1) == []
 
 
 def test_the_first_to_start_is_weighed_by_the_engine_alone_and_who_has_no_room_beside_it_costs_no_look_up() -> (

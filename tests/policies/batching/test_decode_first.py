@@ -38,11 +38,6 @@ def test_every_resident_runs_and_the_waiting_follow_in_rank_order() -> None:
     assert (plan.whole_prompts, dict(plan.chunk_cap)) == (False, {})
 
 
-def test_residents_in_order_of_admission_stay_so_as_in_stock() -> None:
-    residents = [PREFILLS[0], *DECODES]
-    assert Scene(DecodeFirst(), residents=residents).plan().run is residents
-
-
 def test_an_order_that_ranks_residents_has_its_prefills_behind_the_decodes() -> None:
     # By prompt length p (3) comes before d (9); but p is still in prefill.
     order = ShortestPrompt()
@@ -51,15 +46,6 @@ def test_an_order_that_ranks_residents_has_its_prefills_behind_the_decodes() -> 
         order.add(job)
     view = StepView(residents=jobs, max_run=4, max_resident=4, max_tokens=8)
     assert ids(DecodeFirst().plan(view, order, ()).run) == ["d", "p"]
-
-
-def test_a_running_batch_of_decodes_is_passed_through_untouched() -> None:
-    assert Scene(DecodeFirst(), residents=DECODES).plan().run is DECODES
-
-
-def test_who_leaves_is_not_admitted() -> None:
-    leaver, stays = make_job("leaver"), make_job("stays")
-    assert ids(Scene(DecodeFirst()).wait(leaver, stays).plan(leaving=(leaver,)).admit) == ["stays"]
 
 
 @pytest.mark.parametrize(("token_budget", "expected"), [(None, 64), (10, 10), (64, 64), (999, 64)])

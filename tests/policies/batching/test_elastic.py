@@ -69,20 +69,6 @@ def test_before_the_first_answer_none_is_expected() -> None:
     ]
 
 
-def test_an_empty_engine_takes_whoever_is_first() -> None:
-    # 8 blocks and 250 for its answer, of 100.
-    first = make_job("a", prompt=32, limit=2000)
-    assert ids(scene(expecting(1000), first, make_job("b", prompt=1)).plan().admit) == ["a"]
-
-
-def test_one_that_is_not_ready_keeps_nobody_out_of_an_empty_engine() -> None:
-    waiting = [make_job("a", limit=2000), make_job("b", limit=2000)]
-    made = scene(expecting(1000), *waiting).admissible(lambda job: job.id == "b")
-    assert ids(made.plan().admit) == ["b"]
-    made.batching = Elastic(elastic=False, width=1)
-    assert ids(made.plan().admit) == ["b"]
-
-
 def test_a_prompt_that_is_under_way_goes_first() -> None:
     p = prefilling("p", prompt=100, computed=64)
     plan = scene(Elastic(), make_job("a"), residents=[decoding("x"), p]).plan()

@@ -11,14 +11,12 @@ from headway.errors import ConfigError
 from headway.policies.batching.reserved import IterationLevel, RequestLevel, reservable
 from headway.policies.presets import find_preset
 from tests.policies.batching.scene import Scene
-from tests.policies.contract import Arrival, Workload, drive, from_preset, workloads
-from tests.policies.instance import small_engine
+from tests.policies.contract import Workload, drive, from_preset, workloads
 from tests.strategies import FEW, decoding, ids, make_job, prefilling
 
 
 @pytest.mark.parametrize(
-    ("total_blocks", "expected"),
-    [(6, []), (7, ["a"]), (9, ["a"]), (10, ["a", "b"]), (99, ["a", "b", "c"])],
+    ("total_blocks", "expected"), [(6, []), (7, ["a"]), (9, ["a"]), (10, ["a", "b"]), (99, ["a", "b", "c"])]
 )
 def test_the_leading_jobs_that_fit_beside_the_residents(total_blocks: int, expected: list[str]) -> None:
     # Blocks of 4. The resident's 10 + 6 tokens reserve 4, however few it holds now; a: 5 + 4 tokens: 3;
@@ -83,13 +81,6 @@ def test_a_batch_is_as_many_as_asked_for_and_seated(
     assert (plan.token_budget, plan.whole_prompts) == (64, False)
 
 
-def test_reserve_cuts_the_batch_to_what_fits_with_every_output_at_its_limit() -> None:
-    # Each may reach 10 + 10 tokens: 5 blocks of 4. In 14 blocks there is room for two of them.
-    assert ids(Scene(RequestLevel(), total_blocks=14).wait(*four()).plan().admit) == ["a", "b"]
-    unreserved = RequestLevel(reserve=False)
-    assert ids(Scene(unreserved, total_blocks=14).wait(*four()).plan().admit) == ["a", "b", "c", "d"]
-
-
 def test_the_next_batch_starts_when_the_last_member_has_ended() -> None:
     a, b, c, d = four()
     scene = Scene(RequestLevel(batch_size=2)).wait(a, b, c, d)
@@ -152,19 +143,6 @@ def test_a_batch_of_nobody_is_refused(batch_size: int) -> None:
         RequestLevel(batch_size)
 
 
-def test_a_run_by_hand() -> None:
-    # Batches of two. a brings 1 token, b 3: c waits for b. Prompts of 2 take one step, which brings the first
-    # token. Step 0: a, b. Steps 1 and 2: b alone, two more tokens. Step 3: c starts and ends with its one.
-    arrivals = tuple(
-        Arrival(id=id_, at_step=0, prompt=2, output=output, limit=3)
-        for id_, output in (("a", 1), ("b", 3), ("c", 1))
-    )
-    workload = Workload(arrivals, small_engine())
-    preset = find_preset("static", batching="request-level:batch_size=2")
-    run = drive(from_preset(preset)(workload), workload)
-    assert run.ended == [{"a"}, set(), {"b"}, {"c"}]
-
-
 DECODES_ = [decoding("d0"), decoding("d1")]
 
 
@@ -196,15 +174,6 @@ def test_places_of_the_models_context_are_reserved_whatever_the_limit() -> None:
     assert ids(places.plan().admit) == ["w0", "w1"]
     limits = Scene(IterationLevel(), residents=residents, total_blocks=15).wait(*jobs)
     assert ids(limits.plan().admit) == ["w0", "w1", "w2"]
-
-
-def test_a_place_smaller_than_a_jobs_limit_is_as_large_as_that() -> None:
-    # 9 + 8 tokens are 5 blocks.
-    job = make_job("w", prompt=9, limit=8)
-    scene = Scene(IterationLevel(reserve_tokens=4), total_blocks=5).wait(
-        job, make_job("x", prompt=1, limit=1)
-    )
-    assert ids(scene.plan().admit) == ["w"]
 
 
 def test_less_than_no_tokens_cannot_be_reserved() -> None:

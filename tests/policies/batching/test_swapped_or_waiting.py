@@ -141,17 +141,6 @@ def test_a_list_whose_first_is_not_ready_counts_as_empty_and_few_are_asked() -> 
     assert sorted(asked) == ["s", "w"]
 
 
-def test_with_nobody_resident_and_no_list_ready_the_engine_may_start_any_waiting_job() -> None:
-    made = scene(waiting("w", 70, 900), waiting("x", 10, 80), swapped("s", 10, 99), max_tokens=64)
-    assert ids(made.admissible(lambda job: False).plan().admit) == ["w", "x"]
-
-
-def test_those_who_leave_are_in_no_list() -> None:
-    w, s = waiting("w", 10, 50), swapped("s", 10, 90)
-    assert ids(scene(w, s).plan(leaving=(s,)).admit) == ["w"]
-    assert list(scene(w).plan(leaving=(w,)).admit) == []
-
-
 def test_queues_are_compared_by_the_values_of_an_order_that_has_some() -> None:
     # By waited / length s wins, 1.2 against 1. With a target at 110 s w counts (100 + 10) / 10 times as much, 8 at
     # most.

@@ -69,15 +69,6 @@ def test_a_newcomer_takes_the_place_of_a_running_job_that_ranks_lower() -> None:
     assert (run_and_admit(plan), plan.preempt) == (("s", "n"), {})
 
 
-def test_a_newcomer_that_ranks_lower_waits() -> None:
-    assert run_and_admit(scene(make_job("n", prompt=8), residents=[SHORT, MIDDLE]).plan()) == ("sm", "")
-
-
-def test_equal_rank_never_makes_anybody_pause() -> None:
-    # Prompts of 6 and arrivals at 0 alike: the id decides, and m comes before n.
-    assert run_and_admit(scene(make_job("n", prompt=6), residents=[SHORT, MIDDLE]).plan()) == ("sm", "")
-
-
 def test_places_left_over_are_offered_to_further_newcomers_in_their_order() -> None:
     # Only a is known to fit; whether b and c do is for the engine to find out.
     made = scene(*(make_job(name, prompt=8) for name in "abc"), residents=[SHORT], max_run=3)
@@ -89,22 +80,12 @@ def test_those_in_prefill_run_behind_those_that_decode() -> None:
     assert run_and_admit(scene(residents=[LONG, young]).plan()) == ("ly", "")
 
 
-def test_those_who_leave_have_no_place() -> None:
-    gone, next_ = make_job("g", prompt=1), make_job("n", prompt=2)
-    assert run_and_admit(scene(gone, next_).plan(leaving=(gone,))) == ("", "n")
-
-
 def test_a_swapped_job_competes_like_one_that_waits() -> None:
     back = decoding("b", prompt=4, state=JobState.SWAPPED)
     assert run_and_admit(scene(back, residents=[SHORT, MIDDLE]).plan()) == ("s", "b")
 
 
 # ---- who has none ----------------------------------------------------------------------------------
-
-
-def test_nobody_pauses_for_a_job_that_could_not_start() -> None:
-    made = scene(make_job("n", prompt=1), residents=[SHORT, MIDDLE])
-    assert run_and_admit(made.admissible(lambda job: False).plan()) == ("sm", "")
 
 
 @pytest.mark.parametrize(("free", "expected"), [(4, ("l", "ab")), (5, ("", "ab"))])
@@ -331,12 +312,6 @@ def test_nobody_starts_past_one_that_has_no_room() -> None:
 
 def test_one_alone_starts_though_it_outgrows_everything() -> None:
     assert ids(reserving().wait(expecting("huge", 600)).plan().admit) == ["huge"]
-
-
-def test_one_that_is_not_ready_keeps_nobody_out_of_an_empty_engine() -> None:
-    waits, ready = expecting("waits", 16), expecting("ready", 16)
-    plan = reserving().wait(waits, ready).admissible(lambda job: job is ready).plan()
-    assert plan.admit[0] is ready
 
 
 def test_while_predictions_are_not_trusted_nothing_is_set_aside() -> None:

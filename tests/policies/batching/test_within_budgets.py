@@ -84,13 +84,6 @@ def test_the_oldest_prompt_gets_its_eighth_and_the_best_ranked_the_rest() -> Non
     assert {job.id: cap for job, cap in plan.chunk_cap.items()} == {"long": 8}
 
 
-def test_decodes_that_take_all_tokens_leave_none() -> None:
-    residents = [decoding(f"{n}") for n in range(6)]
-    made = scene(residents=[*residents, begun("p", prompt=9, computed=1)], settings={"token_budget": 6})
-    plan = made.wait(make_job("a")).plan()
-    assert (ids(plan.run), ids(plan.admit)) == (ids(residents), [])
-
-
 # ---- time ------------------------------------------------------------------------------------------
 
 
@@ -98,14 +91,6 @@ def test_a_chunk_is_halved_until_the_step_keeps_the_tightest_target() -> None:
     # A decode takes 0.1 s. 40 tokens would make it 4.1 s and 20 2.1 s; with 10 it is 1.1 s.
     plan = scene(residents=[timed("x", 9.0), timed("y", 1.3)]).wait(make_job("a", prompt=40)).plan()
     assert {job.id: cap for job, cap in plan.chunk_cap.items()} == {"a": 10}
-
-
-def test_where_not_even_the_least_fits_nobody_starts_but_the_oldest_goes_on() -> None:
-    # 0.1 s and 8 tokens are 0.9 s; the target is 0.8 s.
-    residents = [timed("x", 0.8), begun("p", prompt=100, computed=20)]
-    plan = scene(residents=residents).wait(make_job("a", prompt=40)).plan()
-    assert (ids(plan.run), ids(plan.admit)) == (["x", "p"], [])
-    assert {job.id: cap for job, cap in plan.chunk_cap.items()} == {"p": 8}
 
 
 def test_one_that_does_not_fit_is_passed_over() -> None:
@@ -135,15 +120,6 @@ def test_unknown_times_and_no_targets_limit_nothing(residents: list[Job]) -> Non
 # ---- memory ----------------------------------------------------------------------------------------
 
 
-def test_a_newcomer_needs_its_blocks_and_one_beside_room_for_the_residents() -> None:
-    # Of 12 free blocks x keeps 1 and p's 8 unfinished tokens 2. a takes 4 + 1; then 4 are left: b's 16 tokens and one
-    # more do not fit them, c's 8 tokens do.
-    residents = [decoding("x"), begun("p", prompt=16, computed=8)]
-    waiting = [make_job(name, prompt=prompt) for name, prompt in (("a", 16), ("b", 16), ("c", 8))]
-    plan = scene(residents=residents, free_blocks=12).wait(*waiting).plan()
-    assert ids(plan.admit) == ["a", "c"]
-
-
 def test_an_engine_of_its_own_is_all_a_job_needs() -> None:
     assert ids(scene(free_blocks=4).wait(make_job("a", prompt=16), make_job("b", prompt=1)).plan().admit) == [
         "a"
@@ -160,23 +136,11 @@ def test_without_memory_for_those_begun_only_the_oldest_goes_on() -> None:
 # ---- who starts ------------------------------------------------------------------------------------
 
 
-def test_seats_are_those_of_the_engine_and_of_the_width() -> None:
-    waiting = [make_job(name, prompt=2) for name in "abcd"]
-    assert len(scene(max_run=3).wait(*waiting).plan().admit) == 3
-    made = scene(residents=[decoding("x")], settings={"width": 2})
-    assert ids(made.wait(*waiting).plan().admit) == ["a"]
-
-
 def test_one_that_is_not_ready_takes_nothing() -> None:
     made = (
         scene().wait(make_job("a", prompt=64), make_job("b", prompt=64)).admissible(lambda job: job.id != "a")
     )
     assert ids(made.plan().admit) == ["b"]
-
-
-def test_who_leaves_does_not_start() -> None:
-    a, b = make_job("a"), make_job("b")
-    assert ids(scene().wait(a, b).plan(leaving=(a,)).admit) == ["b"]
 
 
 def test_the_scan_ends_after_so_many() -> None:

@@ -103,13 +103,6 @@ def test_nobody_overtakes_one_that_does_not_fit() -> None:
     assert not made.returning
 
 
-def test_nobody_comes_back_in_a_step_in_which_somebody_leaves() -> None:
-    # s fits; t does not, and y, served later than t, makes room.
-    made = kv_moves(stays("y", 9, 3), free=Room(3, 9))
-    made.settle([swapped("s", 1, 3), swapped("t", 2, 3)])
-    assert (ids(made.leaving), made.returning) == (["y"], [])
-
-
 def test_one_the_host_has_no_room_for_stays_and_the_next_is_asked() -> None:
     # The host has 3 blocks: y's 4 do not fit, x's 3 do, and then w's 1 does not.
     made = kv_moves(
@@ -150,8 +143,7 @@ def test_what_is_on_its_way_is_not_named_again_and_takes_no_more_room() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "expected"),
-    [(Room(11, 3), True), (Room(10, 3), False), (Room(11, 2), False)],
+    ("free", "expected"), [(Room(11, 3), True), (Room(10, 3), False), (Room(11, 2), False)]
 )
 def test_room_is_ample_with_the_newcomers_in_and_the_idle_room_left(free: Room, expected: bool) -> None:
     # Two newcomers of 3 blocks are more than the idle 5 and 1 slot; 5 and 1 more are to be left.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.policies.eviction.reactive import Swap
 from headway.policies.order.response_ratio import WaitedOverLength
-from tests.policies.eviction.stage import NEWCOMER, copied, evicted, on_its_way, resident, stage
+from tests.policies.eviction.stage import copied, evicted, on_its_way, resident, stage
 from tests.strategies import decoding, ids, make_job
 
 SWAP, RECOMPUTE = Fate.SWAP, Fate.RECOMPUTE
@@ -13,30 +13,11 @@ SWAP, RECOMPUTE = Fate.SWAP, Fate.RECOMPUTE
 SHORT, MIDDLE, LONG = resident("short", 2), resident("middle", 4), resident("long", 8)
 
 
-def test_with_blocks_for_all_the_plan_stays_as_it_is() -> None:
-    view = stage(LONG, SHORT, free=2)
-    plan = StepPlan(run=view.residents, admit=[NEWCOMER], token_budget=64)
-    assert Swap().evict(view, plan, None) is plan  # type: ignore[arg-type]
-
-
 def test_the_lowest_ranked_leaves_and_nobody_starts() -> None:
     # Three need a block each, two are free. Although middle is last in the engine's order, long goes.
     plan = evicted(Swap(serial=True), stage(LONG, SHORT, MIDDLE, free=2))
     assert plan.preempt == {LONG: SWAP}
     assert (ids(plan.run), list(plan.admit)) == (["short", "middle"], [])
-
-
-def test_of_equals_the_latest_leaves() -> None:
-    # The same value; ties end in (arrival, id), so b ranks below a.
-    a, b = resident("a", 2), resident("b", 2)
-    assert evicted(Swap(serial=True), stage(b, a, free=1)).preempt == {b: SWAP}
-
-
-def test_as_many_leave_as_blocks_are_lacking() -> None:
-    # Three small ones of a block each, nothing free: z gives 1 and needs none any more, but x and y need 2.
-    # y too: 2 free, x needs 1.
-    x, y, z = resident("x", 1, 30.0), resident("y", 1, 20.0), resident("z", 1)
-    assert list(evicted(Swap(serial=True), stage(x, y, z)).preempt) == [z, y]
 
 
 def test_a_paused_job_may_be_the_victim() -> None:
@@ -47,13 +28,6 @@ def test_a_paused_job_may_be_the_victim() -> None:
 def test_a_paused_job_needs_nothing() -> None:
     view = stage(SHORT, LONG, free=1)
     assert not evicted(Swap(serial=True), view, run=[SHORT]).preempt
-
-
-def test_the_highest_ranked_is_never_a_victim() -> None:
-    # A prompt of 400 tokens, the longest wait by far, needs more than everybody has: the rest goes, it stays.
-    giant = make_job("giant", prompt=400, arrival_s=-1e6, num_computed_tokens=4, state=SHORT.state)
-    plan = evicted(Swap(serial=True), stage(giant, SHORT, LONG))
-    assert (set(plan.preempt), list(plan.run)) == ({SHORT, LONG}, [giant])
 
 
 def test_one_that_is_alone_is_left_to_the_engine() -> None:

@@ -197,13 +197,6 @@ def test_those_on_the_host_come_back_the_soonest_first() -> None:
     assert ids(plan(jobs, free=12).prefetch) == ["b", "a"]
 
 
-def test_nobody_comes_back_in_a_step_in_which_somebody_leaves() -> None:
-    # a fits; b does not, and late makes room for it.
-    jobs = {LATE: 99.0, swapped("a", 4): 1.0, swapped("b", 4): 2.0}
-    made = plan(jobs, free=8)
-    assert (made.preempt, list(made.prefetch), list(made.offload)) == ({LATE: SWAP}, [], [])
-
-
 def test_whoever_is_admitted_by_its_rank_is_not_named_again() -> None:
     back = swapped("a", 4)
     soon_s = {RUNS: 0.0, back: 1.0}
@@ -233,11 +226,6 @@ def test_with_a_full_host_nobody_moves_unless_there_is_room_to_come_back() -> No
     for free, returning in ((3, []), (4, ["s"])):
         made = plan({**PAUSED, back: 1.0}, free=free, view={"host": 0})
         assert (ids(made.prefetch), made.preempt, list(made.offload)) == (returning, {}, [])
-
-
-def test_copies_beforehand_wait_for_those_who_come_back() -> None:
-    made = plan({**PAUSED, swapped("s", 1): 1.0}, free=3)
-    assert (ids(made.prefetch), list(made.offload)) == (["s"], [])
 
 
 # ---- the ablations ---------------------------------------------------------------------------------

@@ -77,8 +77,7 @@ def test_the_last_job_finds_a_block_free_when_those_before_it_have_theirs(
 
 
 @pytest.mark.parametrize(
-    "eviction",
-    [Recompute(free_block_each=True), Swap(serial=True, fallback=False, free_block_each=True)],
+    "eviction", [Recompute(free_block_each=True), Swap(serial=True, fallback=False, free_block_each=True)]
 )
 def test_no_job_pauses_for_a_block_that_it_does_not_need(eviction: Recompute | Swap) -> None:
     # Alone, or with a full host and no way to recompute, jobs go on while they have room in their blocks.

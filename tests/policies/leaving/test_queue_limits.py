@@ -149,12 +149,6 @@ def test_those_past_due_leave_earliest_first() -> None:
     assert ids(watching(*jobs).leave(StepView(now_s=10.1))) == ["a", "b", "c"]
 
 
-def test_a_job_without_targets_never_leaves() -> None:
-    rule = watching(make_job("plain"), make_job("rate", slo=Slo(tbt_s=0.1)))
-    assert rule.leave(StepView(now_s=1e12)) == {}
-    assert not jobs_held_by(rule)
-
-
 def test_a_job_that_stopped_waiting_does_not_leave() -> None:
     started, waits, plain = (make_job(name, slo=Slo(ttft_s=1)) for name in ("started", "waits", "plain"))
     rule = watching(started, waits)

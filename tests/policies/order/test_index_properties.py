@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from headway.core.cost import UnknownCost
 from headway.core.job import Job
 from headway.policies.order.arrival import Arrival
-from headway.policies.order.due import DueOrder, EarliestDeadline, LeastSlack
+from headway.policies.order.due import EarliestDeadline, LeastSlack
 from headway.policies.order.keyed import LongestPrompt, Priority, ShortestPrompt
-from headway.policies.order.response_ratio import WaitedOverLength
 from headway.policies.protocols import Order
-from tests.policies.contract import jobs_held_by
 from tests.strategies import UNTIMED, ids, instants, waiting_jobs
 
 SortKey = Callable[[Job, float], tuple[Any, ...]]
@@ -125,31 +123,3 @@ def test_the_arrival_queue_is_a_list_with_two_ends(jobs: list[Job], moves: list[
         back = [job.id for job in desk.waiting if job not in before]
         expected = back + [name for name in expected if name not in gone]
         assert ids(desk.order.top(99, 0.0)) == expected
-
-
-@pytest.mark.parametrize("make", [Arrival, WaitedOverLength, *(make for make, _ in ORDERS)])
-@UNTIMED
-@given(jobs=waiting_jobs(), moves=moves)
-def test_an_order_forgets_the_jobs_that_ended(
-    make: Callable[[], Order], jobs: list[Job], moves: list[tuple[str, int]]
-) -> None:
-    desk = Desk(make(), jobs)
-    for kind, pick in moves:
-        desk.move(kind, pick)
-        assert jobs_held_by(desk.order) <= {*desk.waiting, *desk.running}
-    for _ in range(len(desk.waiting) + len(desk.running)):
-        desk.move("end", 0)
-    assert not jobs_held_by(desk.order)
-
-
-@pytest.mark.parametrize("make", [EarliestDeadline, lambda: LeastSlack(ThousandTokensASecond())])
-@UNTIMED
-@given(jobs=waiting_jobs(min_size=1), now_s=instants)
-def test_who_is_too_late_is_never_before_who_is_not(
-    make: Callable[[], DueOrder], jobs: list[Job], now_s: float
-) -> None:
-    order = make()
-    desk = Desk(order, jobs)
-    for ranked in (desk.order.top(len(jobs), now_s), desk.order.rank(jobs, now_s)):
-        late = [order.due_s(job) < now_s for job in ranked]
-        assert late == sorted(late)

@@ -66,17 +66,6 @@ def test_prompt_length_does_not_grow_with_the_output() -> None:
     assert ids(order.top(2, 0.0)) == ["talks", "waits"]
 
 
-def test_lowest_priority_value_first() -> None:
-    # Lower runs earlier, as in vLLM; 0 is what nobody asked for.
-    jobs = [
-        make_job("plain"),
-        make_job("later", priority=2),
-        make_job("first", priority=-1, arrival_s=3.0),
-        make_job("as plain", arrival_s=1.0),
-    ]
-    assert both_ways(Priority(), jobs, 9.0) == ["first", "plain", "as plain", "later"]
-
-
 @pytest.mark.parametrize("make", [ShortestPrompt, LongestPrompt, Priority, EarliestDeadline, LeastSlack])
 def test_equal_keys_tie_to_arrival_then_id(make: type[Order]) -> None:
     jobs = [make_job("b", arrival_s=1.0), make_job("a", arrival_s=1.0), make_job("z", arrival_s=0.0)]
@@ -90,26 +79,6 @@ def test_earliest_due_first_then_no_target_then_the_late_by_due() -> None:
     # At 10 s: `now` is due at 10 exactly, so it can still make it; 7 and 9 are past, the earlier first.
     jobs = [due("none", None), due("nine", 9.0), due("far", 30.0), due("seven", 7.0), due("now", 10.0)]
     assert both_ways(EarliestDeadline(), jobs, 10.0) == ["now", "far", "none", "seven", "nine"]
-
-
-def test_top_takes_the_late_only_when_the_others_run_out() -> None:
-    order = indexed(EarliestDeadline(), due("late", 1.0), due("on time", 9.0), due("none", None))
-    assert [ids(order.top(k, 5.0)) for k in range(4)] == [
-        [],
-        ["on time"],
-        ["on time", "none"],
-        ["on time", "none", "late"],
-    ]
-
-
-def test_the_first_token_takes_its_target_away() -> None:
-    # a: first token due at 5, whole answer at 30; b: at 20. Once a's token is out, b is due first.
-    a, b = make_job("a", slo=Slo(ttft_s=5, deadline_s=30)), due("b", 20.0)
-    order = indexed(EarliestDeadline(), a, b)
-    assert ids(order.top(2, 0.0)) == ["a", "b"]
-    a.num_output_tokens = 1
-    order.touch(a)
-    assert ids(order.top(2, 0.0)) == ["b", "a"]
 
 
 def test_slack_puts_a_long_prompt_before_a_short_one_due_earlier() -> None:
@@ -156,12 +125,3 @@ def test_touching_a_resident_moves_it_without_making_it_wait() -> None:
     order.touch(a)
     assert ids(order.rank([a, b], 0.0)) == ["b", "a"]
     assert order.top(2, 0.0) == []
-
-
-def test_a_preempted_job_is_ranked_anew() -> None:
-    a, b = due("a", 5.0), due("b", 6.0)
-    order = indexed(EarliestDeadline(), a, b)
-    order.remove(a)
-    a.slo = Slo(deadline_s=7.0)
-    order.add(a)
-    assert ids(order.top(2, 0.0)) == ["b", "a"]

@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 
 from headway.core.batch_shape import BatchShape
-from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.remaining_work import RemainingWork
 from headway.policies.protocols import Governing, Learning
-from tests.policies.contract import jobs_held_by
 from tests.policies.order.per_token import PerToken, exactly
 from tests.policies.order.test_governed import RIGHT, teach
-from tests.policies.order.test_index_properties import Desk, moves
-from tests.strategies import UNTIMED, decoding, ids, make_job, waiting_jobs
+from tests.strategies import decoding, ids, make_job
 
 
 class SmallMemory(PerToken):
@@ -58,19 +54,6 @@ def test_lengths_rank_once_they_have_proved_right() -> None:
     order.observe(StepOutcome(now_s=0.0, plan=StepPlan()))
     assert (ids(order.top(2, 0.0)), order.trusts_predictions) == (["short", "long"], True)
     assert ids(order.rank([long, short], 0.0)) == ["short", "long"]
-
-
-@UNTIMED
-@given(jobs=waiting_jobs(), moves=moves)
-def test_it_forgets_the_jobs_that_ended(jobs: list[Job], moves: list[tuple[str, int]]) -> None:
-    order = LeastWork(SmallMemory())
-    for number, job in enumerate(jobs):
-        job.tenant = "abc"[number % 3]
-    desk = Desk(order, jobs)
-    for kind, pick in moves:
-        desk.move(kind, pick)
-        assert jobs_held_by(order) <= {*desk.waiting, *desk.running}
-        assert ids(order.rank(desk.waiting, 9.0)) == ids(order.top(99, 9.0))
 
 
 def test_what_a_tenant_brought_alone_is_not_held_against_it() -> None:

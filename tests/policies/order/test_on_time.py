@@ -17,7 +17,6 @@ from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.order.on_time import OnTime
 from headway.policies.protocols import Governing, KnowsLate, Learning
-from tests.policies.contract import jobs_held_by
 from tests.policies.order.per_token import PerToken, exactly
 from tests.policies.order.test_index_properties import Desk, moves
 from tests.strategies import UNTIMED, decoding, ids, instants, make_job, waiting_jobs
@@ -65,16 +64,6 @@ def test_those_in_time_by_due_time_then_the_rest_by_their_queues() -> None:
     assert ids(order.on_time(jobs, 0.0)) == ["a", "b"]
     # At 3.5 b can no longer make it; its queue is before that of the longer d.
     assert ids(order.top(9, 3.5)) == ["a", "c", "b", "d"]
-
-
-def test_who_stops_waiting_is_missed_at_once() -> None:
-    first, second = due("first", 8.0, 2), due("second", 9.0, 2)
-    order = on_time(first, second)
-    assert ids(order.top(2, 0.0)) == ["first", "second"]
-    order.remove(first)
-    assert ids(order.top(2, 0.0)) == ["second"]
-    order.add(first)
-    assert ids(order.top(2, 0.0)) == ["first", "second"]
 
 
 def test_where_not_all_can_be_in_time_the_costliest_is_given_up() -> None:
@@ -331,13 +320,3 @@ def test_who_comes_first_does_not_depend_on_how_many_are_asked_for() -> None:
     first = ids(order.top(400, 0.0))
     for k in (1, 40, 128, 200, 300):
         assert ids(order.top(k, 0.0)) == first[:k]
-
-
-@UNTIMED
-@given(jobs=waiting_jobs(), moves=moves)
-def test_it_forgets_the_jobs_that_ended(jobs: list[Job], moves: list[tuple[str, int]]) -> None:
-    order = OnTime(PerToken())
-    desk = Desk(order, jobs)
-    for kind, pick in moves:
-        desk.move(kind, pick)
-        assert jobs_held_by(order) <= {*desk.waiting, *desk.running}

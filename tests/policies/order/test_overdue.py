@@ -138,10 +138,7 @@ def test_one_that_ends_without_the_rank_changes_nothing() -> None:
 
 
 @UNTIMED
-@given(
-    takes_s=st.lists(st.integers(1, 5), min_size=1, max_size=5),
-    newcomers=st.booleans(),
-)
+@given(takes_s=st.lists(st.integers(1, 5), min_size=1, max_size=5), newcomers=st.booleans())
 def test_the_nth_is_served_when_those_before_it_have_had_their_part(
     takes_s: list[int], newcomers: bool
 ) -> None:

@@ -41,10 +41,6 @@ def usual_after(*lengths: int) -> LengthEstimate:
     return usual.estimate
 
 
-def test_nothing_is_usual_before_the_first() -> None:
-    assert UsualLength().estimate is None
-
-
 def test_the_first_few_say_where_and_not_how_far() -> None:
     first = usual_after(10, 190)
     assert (first.tokens, first.low_tokens, first.high_tokens) == (100.0, 50.0, 200.0)
@@ -182,15 +178,6 @@ def test_what_is_kept_is_near_what_would_be_estimated(tokens: int, factor: float
             least_s, most = min(map(remaining_tokens, since)) / 8, 2
         assert 0.9 * least_s - allowed <= kept.of(job) <= most * fresh_s + allowed
     assert estimated <= 60
-
-
-def test_a_job_that_is_gone_leaves_nothing() -> None:
-    work = RemainingWork()
-    job = make_job()
-    work.estimate(job)
-    work.forget(job)
-    with pytest.raises(KeyError):
-        work.of(job)
 
 
 class Learning(PerToken):

@@ -18,26 +18,7 @@ from headway.policies.order.response_ratio import (
 )
 from tests.policies.contract import jobs_held_by
 from tests.policies.order.per_token import PerToken, exactly
-from tests.strategies import UNTIMED, decoding, ids, instants, make_job, waiting_jobs
-
-
-@pytest.mark.parametrize(
-    ("size", "bucket"),
-    [
-        (1, 1),
-        (63, 63),
-        (127, 127),
-        (128, 128),
-        (129, 128),
-        (130, 130),
-        (255, 254),
-        (256, 256),
-        (259, 256),
-        (260, 260),
-    ],
-)
-def test_sizes_share_a_queue_from_128_on(size: int, bucket: int) -> None:
-    assert bucket_of(size) == bucket
+from tests.strategies import UNTIMED, ids, instants, make_job, waiting_jobs
 
 
 @UNTIMED
@@ -95,21 +76,6 @@ def test_rankings_cross_as_time_passes() -> None:
     assert ids(order.top(2, 12.0)) == ["young", "old"]
 
 
-def test_output_tokens_count_as_length() -> None:
-    # Both since 0 s with a prompt of 10; `talks` has 10 tokens more, so half the value.
-    talks, silent = make_job("talks", num_output_tokens=10), make_job("silent", arrival_s=0.0)
-    order = indexed([talks, silent])
-    assert ids(order.top(2, NOW_S)) == ids(order.rank([talks, silent], NOW_S)) == ["silent", "talks"]
-
-
-def test_equal_values_tie_to_arrival_then_id() -> None:
-    # All at 1: 40 s over 40 tokens, 20 over 20; the two of 20 arrived together.
-    jobs = [make_job(name, prompt=int(NOW_S - at), arrival_s=at) for name, at in (("z", 30.0), ("y", 30.0))]
-    jobs.append(make_job("x", prompt=40, arrival_s=10.0))
-    order = indexed(jobs)
-    assert ids(order.top(9, NOW_S)) == ids(order.rank(jobs, NOW_S)) == ["x", "y", "z"]
-
-
 def test_touch_moves_a_waiting_job_that_grew_and_leaves_others_alone() -> None:
     # `grows` waits with 10 tokens and then 200: its value falls from 5 to 0.25, below 0.5.
     grows, other, gone = make_job("grows"), make_job("other", prompt=100), make_job("gone")
@@ -119,17 +85,6 @@ def test_touch_moves_a_waiting_job_that_grew_and_leaves_others_alone() -> None:
     order.touch(grows)
     order.touch(gone)
     assert ids(order.top(9, NOW_S)) == ["other", "grows"]
-
-
-def test_empty_queues_are_dropped() -> None:
-    jobs = [make_job(str(length), prompt=length) for length in (5, 50, 500)]
-    order = indexed(jobs)
-    for job in jobs:
-        order.remove(job)
-        order.end(job)
-    assert order.top(9, NOW_S) == []
-    assert not order._waiting._queues
-    assert not jobs_held_by(order)
 
 
 @UNTIMED
@@ -275,11 +230,6 @@ def test_the_whole_queue_is_ranked_by_value(jobs: list[Job], now_s: float) -> No
         assert ids(found) == ids(order.rank(jobs, now_s))
 
 
-def test_residents_are_ranked_without_being_indexed() -> None:
-    a, b = decoding("a", arrival_s=0.0), decoding("b", arrival_s=5.0)
-    assert ids(DeadlineAware().rank([b, a], 10.0)) == ["a", "b"]
-
-
 def expecting(id_: str, tokens: float, arrival_s: float) -> Job:
     return make_job(id_, prompt=1, limit=10**6, arrival_s=arrival_s, predicted_length=exactly(tokens))
 
@@ -305,13 +255,6 @@ def test_the_response_ratio_by_hand() -> None:
     assert [order.value(job, NOW_S) for job in jobs] == [4.0, 5.0, 3.0, 0.0]
 
 
-def test_ratios_cross_as_time_passes() -> None:
-    # Long (10 s of work since 0 s) against short (1 s since 9 s). At 9.5 s: 0.95 against 0.5; at 12 s: 1.2 against 3.
-    order = by_ratio([expecting("long", 80, 0.0), expecting("short", 8, 9.0)])
-    assert ids(order.top(2, 9.5)) == ["long", "short"]
-    assert ids(order.top(2, 12.0)) == ["short", "long"]
-
-
 def test_who_runs_has_less_and_less_work() -> None:
     # Both came at 0 s; after 40 of its 80 tokens `runs` has 5 s left against 6.
     runs, waits = expecting("runs", 80, 0.0), expecting("waits", 48, 0.0)
@@ -321,25 +264,6 @@ def test_who_runs_has_less_and_less_work() -> None:
     assert ids(order.rank([runs, waits], NOW_S)) == ["waits", "runs"]
     order.observe(StepOutcome(now_s=NOW_S, plan=StepPlan(), tokens={runs: 1}))
     assert ids(order.rank([runs, waits], NOW_S)) == ["runs", "waits"]
-
-
-def test_a_waiting_job_is_moved_when_it_is_touched() -> None:
-    grows, other = expecting("grows", 8, 0.0), expecting("other", 16, 0.0)
-    order = by_ratio([grows, other])
-    grows.predicted_length = exactly(80)
-    order.touch(grows)
-    assert ids(order.top(9, NOW_S)) == ["other", "grows"]
-
-
-def test_nothing_is_left_of_those_that_ended() -> None:
-    jobs = [expecting(str(n), 8.0 * n, 0.0) for n in (1, 5, 50)]
-    order = by_ratio(jobs)
-    for job in jobs:
-        order.remove(job)
-        order.finished(job)
-        order.end(job)
-    assert order.top(9, NOW_S) == []
-    assert not jobs_held_by(order)
 
 
 @UNTIMED

@@ -16,7 +16,6 @@ from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
 from headway.policies.order.skip_join_mlfq import SkipJoinMlfq
-from tests.policies.contract import jobs_held_by
 from tests.policies.eviction.stage import Prices
 from tests.policies.order.naive_queues import NaiveQueues
 from tests.strategies import UNTIMED, ids, make_job
@@ -108,19 +107,6 @@ def test_a_job_sinks_when_it_has_run_longer_than_its_quantum_and_not_before() ->
     assert desk.levels(job) == [2]
 
 
-def test_it_sinks_at_the_end_of_the_step_however_long_that_was_and_its_next_quantum_is_whole() -> None:
-    # 0 to 7 in one step, at level 1. At level 2 it has 2 s, so until 9.
-    desk = Desk()
-    job = desk.arrive("a", 1)
-    desk.step(0.0, job)
-    desk.step(7.0, job)
-    assert desk.levels(job) == [2]
-    desk.step(9.0, job)
-    assert desk.levels(job) == [2]
-    desk.step(9.25, job)
-    assert desk.levels(job) == [3]
-
-
 @pytest.mark.parametrize(
     ("computed", "demote_levels", "expected"),
     [
@@ -141,20 +127,6 @@ def test_it_sinks_past_levels_that_do_not_cover_its_next_iteration(
     job.num_output_tokens = computed == 8
     desk.step(2.0, job)
     assert desk.levels(job) == [expected]
-
-
-def test_who_makes_way_within_its_quantum_keeps_its_place_and_what_is_left_of_it() -> None:
-    # Level 2, 2 s each. a runs 0 to 1.5 and makes way; b came later. a runs again from 2 and has 0.5 s left.
-    desk = Desk()
-    a, b = desk.arrive("a", 2), desk.arrive("b", 2)
-    desk.step(0.0, a)
-    desk.step(1.5, b)
-    assert ids(desk.order.rank([b, a], 1.5)) == ["a", "b"]
-    desk.step(2.0, a)
-    desk.step(2.5, a)
-    assert desk.levels(a, b) == [2, 2]
-    desk.step(2.75, a)
-    assert desk.levels(a, b) == [3, 2]
 
 
 def test_a_job_that_lost_its_kv_keeps_its_place_too() -> None:
@@ -200,14 +172,6 @@ def test_who_has_not_run_for_so_long_is_promoted() -> None:
     assert desk.levels(first, long, last, middle) == [1, 1, 1, 2]
 
 
-def test_in_the_released_code_it_goes_to_the_head() -> None:
-    desk = Desk(starve_s=3.0, artifact_order=True)
-    desk.arrive("long", 8)
-    desk.arrive("first", 1)
-    desk.step(3.0)
-    assert ids(desk.order.top(9, 3.0)) == ["long", "first"]
-
-
 def test_one_that_has_never_run_has_waited_since_it_came_and_not_since_the_clock_began() -> None:
     # The released code counts from 0 s, and promotes it at once (gap F4).
     desk = Desk(starve_s=3.0)
@@ -217,26 +181,6 @@ def test_one_that_has_never_run_has_waited_since_it_came_and_not_since_the_clock
         assert desk.levels(job) == [4]
     desk.step(103.0)
     assert desk.levels(job) == [1]
-
-
-def test_the_wait_starts_anew_when_it_stops_running() -> None:
-    # Level 4, 8 s. It runs 2 to 4: promoted not at 3, nor at 5, but at 7.
-    desk = Desk(starve_s=3.0)
-    job = desk.arrive("long", 8)
-    desk.step(2.0, job)
-    desk.step(4.0)
-    desk.step(6.75)
-    assert desk.levels(job) == [4]
-    desk.step(7.0)
-    assert desk.levels(job) == [1]
-
-
-def test_who_runs_never_starves() -> None:
-    desk = Desk(starve_s=3.0)
-    job = desk.arrive("long", 8)
-    for at_s in range(9):
-        desk.step(float(at_s), job)
-        assert desk.levels(job) == [4]
 
 
 @pytest.mark.parametrize(("prompt", "allowance_s"), [(8, 8.0), (2, 2.0)])
@@ -268,23 +212,6 @@ def test_a_promoted_job_that_decodes_has_the_first_quantum() -> None:
     assert desk.levels(job) == [1]
     desk.step(10.25, job)
     assert desk.levels(job) == [2]
-
-
-def test_nobody_is_promoted_where_that_is_set_to_never() -> None:
-    desk = Desk(starve_s=inf)
-    job = desk.arrive("long", 8)
-    desk.step(1e9)
-    assert (desk.levels(job), desk.order.next_change_s(StepView())) == ([4], inf)
-
-
-def test_simultaneous_promotions_are_in_the_order_of_the_wait() -> None:
-    # z waits since 0, at level 3, a since 1, at level 2, m since 2. At 5, all have waited 3 s or more.
-    desk = Desk(starve_s=3.0)
-    for name, prompt, at_s in (("z", 4, 0.0), ("a", 2, 1.0), ("m", 8, 2.0)):
-        desk.arrive(name, prompt, at_s=at_s)
-    assert ids(desk.order.top(9, 5.0)) == ["z", "a", "m"]
-    desk.step(5.0)
-    assert ids(desk.order.top(9, 5.0)) == ["z", "a", "m"]
 
 
 # ---- what is foreseen ------------------------------------------------------------------------------
@@ -466,20 +393,6 @@ def levels_if_they_run_on(twins: Twins, running: list[Job], until_s: float) -> l
     order, live, runs_on = deepcopy((twins.order, twins.live, running))
     order.observe(StepOutcome(now_s=until_s, plan=StepPlan(), tokens=dict.fromkeys(runs_on, 1)))
     return [order.level_of(job) for job in live]
-
-
-@UNTIMED
-@given(settings=settings_drawn, steps=steps)
-def test_nothing_is_kept_of_jobs_that_ended(settings: dict[str, Any], steps: list[Any]) -> None:
-    twins = Twins(settings)
-    for coming, places, lasts_s in steps:
-        twins.come(coming)
-        for job in twins.step(places, lasts_s)[:1]:
-            twins.live.remove(job)
-            twins.order.end(job)
-            twins.naive.end(job)
-            assert jobs_held_by(twins.order) <= set(twins.live)
-        assert ids(twins.order.rank(twins.live, twins.last_s)) == ids(twins.naive.ranked())
 
 
 # ---- cost --------------------------------------------------------------------------------------------

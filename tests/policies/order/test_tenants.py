@@ -177,11 +177,7 @@ class Waiting:
 
 
 moves = st.lists(
-    st.tuples(
-        st.sampled_from(["come", "come", "go", "serve"]),
-        st.sampled_from(TENANTS),
-        st.integers(0, 99),
-    ),
+    st.tuples(st.sampled_from(["come", "come", "go", "serve"]), st.sampled_from(TENANTS), st.integers(0, 99)),
     max_size=60,
 )
 

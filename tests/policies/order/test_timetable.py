@@ -187,12 +187,6 @@ def lost(*rows: tuple[str, float, float, float], now_s: float = 0.0) -> list[str
     return sorted(ids(given_up(candidates(*rows), now_s)))
 
 
-def test_nobody_is_given_up_while_all_can_be_in_time() -> None:
-    # a until 2, b until 5, c until 6: each by its due time, to the second.
-    assert lost(("a", 2, 2, 2), ("b", 5, 3, 3), ("c", 6, 1, 1)) == []
-    assert lost(("a", 2, 2, 2), ("b", 5, 3, 3), ("c", 6, 1, 1), now_s=0.5) == ["a"]
-
-
 def test_moores_own_example() -> None:
     # Moore 1968: services 10, 6, 3, 1, 4, 8, 7, 6 due at 35, 20, 11, 8, 6, 25, 28, 9. By due time: 4 (6), 1 (8), 6 (9),
     # 3 (11), 6 (20), 8 (25), 7 (28), 10 (35). 4 + 1 + 6 = 11 > 9: the 6 goes, 5 are left. 8, 14, 22, 29 > 28: the

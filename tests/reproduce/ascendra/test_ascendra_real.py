@@ -33,11 +33,7 @@ from headway.results import Summary, summarize
 from headway.routing.pools import instance_names
 
 
-@given(
-    rate_rps=st.floats(1.0, 200.0),
-    seconds=st.floats(1.0, 30.0),
-    seed=st.integers(0, 5),
-)
+@given(rate_rps=st.floats(1.0, 200.0), seconds=st.floats(1.0, 30.0), seed=st.integers(0, 5))
 def test_a_stream_has_exactly_the_load_it_is_called(rate_rps: float, seconds: float, seed: int) -> None:
     requests = bursty_stream(rate_rps, seconds, seed)
     assert len(requests) == max(2, round(rate_rps * seconds))
@@ -85,11 +81,7 @@ def _nothing() -> Summary:
 
 @pytest.mark.parametrize(
     ("service", "instances", "names"),
-    [
-        (VLLM, 2, ["0", "1"]),
-        (ASCENDRA, 2, ["lp-0", "hp-0"]),
-        (ASCENDRA, 3, ["lp-0", "lp-1", "hp-0"]),
-    ],
+    [(VLLM, 2, ["0", "1"]), (ASCENDRA, 2, ["lp-0", "hp-0"]), (ASCENDRA, 3, ["lp-0", "lp-1", "hp-0"])],
 )
 def test_instances_are_named_as_the_gateway_names_them(
     service: str, instances: int, names: list[str]

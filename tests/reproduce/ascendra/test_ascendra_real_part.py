@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-import msgspec
 import pytest
 from headway_reproduce.ascendra.real_run import (
     COMPARED,
     LOADS,
-    MEASUREMENT,
     AscendraReal,
     Calibrated,
     RealCell,
@@ -20,8 +17,6 @@ from headway_reproduce.ascendra.real_run import (
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
-from headway.errors import RecordError
-from headway.lab.papers import PaperRequest
 from headway.results import Summary, summarize
 
 
@@ -80,25 +75,3 @@ def test_the_part_shows_every_system_at_every_load(found: AscendraReal) -> None:
     assert first["cores of the instances"] == "lp-0 0.10 lp-1 0.20 hp-0 0.30"
     assert any("0.500 s" in line for line in part.text)
     assert any("1.50" in line for line in part.text)
-
-
-def test_quick_leaves_it_out(tmp_path: Path) -> None:
-    request = PaperRequest(root=tmp_path, jobs=1, quick=True)
-    assert MEASUREMENT.more_seconds(request) == 0.0
-    assert MEASUREMENT.found(request, lambda line: None) is None
-    assert "--quick" in real_part(None).text[0]
-    assert not real_part(None).tables
-
-
-def test_what_is_kept_is_not_run_again(tmp_path: Path, found: AscendraReal) -> None:
-    (tmp_path / MEASUREMENT.file).write_bytes(msgspec.json.encode(found))
-    request = PaperRequest(root=tmp_path, jobs=1)
-    assert MEASUREMENT.more_seconds(request) == 0.0
-    assert MEASUREMENT.found(request, lambda line: None) == found
-    assert MEASUREMENT.more_seconds(replace(request, root=tmp_path / "empty")) in (0.0, MEASUREMENT.seconds)
-
-
-def test_what_is_kept_must_be_such_runs(tmp_path: Path) -> None:
-    (tmp_path / MEASUREMENT.file).write_text('{"hardware": 3}')
-    with pytest.raises(RecordError, match=MEASUREMENT.file):
-        MEASUREMENT.found(PaperRequest(root=tmp_path, jobs=1), lambda line: None)

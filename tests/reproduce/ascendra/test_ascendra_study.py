@@ -7,14 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.ascendra.ablations import AscendraFurther
 from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, AscendraScope
 from headway_reproduce.ascendra.claims import Claims
 from headway_reproduce.ascendra.findings import AscendraFindings, Overloads, TargetFindings
 from headway_reproduce.ascendra.run import AscendraResult, PoolResult
 from headway_reproduce.ascendra.setting import (
     ASCENDRA,
-    BASELINES,
     CHANGED_LOADS,
     CHANGES,
     MAIN,
@@ -26,7 +24,6 @@ from headway_reproduce.ascendra.study import FILE, AscendraStudy
 from headway_reproduce.ascendra.variations import AscendraReasons
 from headway_reproduce.study import read_kept
 
-from headway.errors import SimulationError
 from headway.lab.kept_runs import Kept
 from headway.lab.papers import PaperRequest
 from headway.results.study import Study
@@ -150,12 +147,6 @@ def test_where_the_sweep_does_not_pass_it_capacity_is_its_largest_rate(tmp_path:
     assert findings.capacity_rps() == 17.0
 
 
-def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
-    findings = AscendraFindings(read(tmp_path), QUICK)
-    with pytest.raises(SimulationError, match=r"sarathi has not been run for Mistral-7B/ShareGPT at 0 req/s"):
-        findings.reference_rps(MAIN)
-
-
 def test_ratios_in_overload_are_over_the_better_of_both(full: AscendraFindings) -> None:
     # At capacity, 12.5: ascendra 0.9, vllm-v0 0.5, sarathi 0.1. Half of the others are dropped.
     first = Overloads(full.kept, full.scope).found()[0]
@@ -208,15 +199,6 @@ def test_every_claim_has_a_row_with_ours_beside(full: AscendraFindings) -> None:
     assert {row.verdict for row in rows.values()} <= {"reproduced", "partly", "not"}
 
 
-def test_the_quick_part_has_every_claim_but_for_figure_2_and_the_other_cells(
-    study: Study, full: AscendraFindings
-) -> None:
-    [table] = [table for table in study.tables if table.name == "claims"]
-    quick = {(row[0], row[1]) for row in table.rows}
-    left_out = {(row.where, row.says) for row in Claims(full.kept, full.scope).rows()} - quick
-    assert {where for where, _ in left_out} <= {"Figure 2", "Figures 9, 14", "Figure 9", "Figure 12"}
-
-
 # ---- the study -----------------------------------------------------------------------------------------
 
 
@@ -266,32 +248,12 @@ def test_the_data_says_what_the_runs_say(study: Study) -> None:
     assert data["edf_vs_sjf_goodput"][-1] == [0.8, 0.7]
 
 
-def test_the_paper_stands_beside_and_what_it_lacks_is_empty(study: Study) -> None:
-    [gains] = [table for table in study.tables if table.name == "gains"]
-    assert gains.headings[3:5] == ["paper: over vLLM", "paper: over Sarathi"]
-    assert [row[3:5] for row in gains.rows] == [[1.191, 1.174], [2.8 / 2.55, 1.0]]
-
-
 def test_every_table_says_how_it_was_measured_and_has_its_columns(study: Study) -> None:
     for table in study.tables:
         assert "simulated" in table.measured_on
         assert all(len(row) == len(table.headings) for row in table.rows), table.name
     names = [table.name for table in study.tables]
     assert len(set(names)) == len(names)
-
-
-def test_the_whole_has_more_parts_than_the_quick_part(full: AscendraFindings, study: Study) -> None:
-    titles = {part.title for part in study.parts}
-    for part in (
-        AscendraReasons(full.kept, full.scope).choice_part(),
-        AscendraFurther(full.kept, full.scope).tails_part(),
-    ):
-        assert part is not None
-        assert part.title not in titles
-        for table in part.tables:
-            assert all(len(row) == len(table.headings) for row in table.rows), table.name
-    assert [table.name for table in AscendraReasons(full.kept, full.scope).part().tables] == ["reasons"]
-    assert not {"reasons", "threshold", "figure-2"} & {table.name for table in study.tables}
 
 
 def test_the_reasons_are_read_from_the_runs(study: Study) -> None:
@@ -301,12 +263,6 @@ def test_the_reasons_are_read_from_the_runs(study: Study) -> None:
     assert "50% of all requests at load 0.5 and 50% of all requests at load 0.9" in part.text[1]
     [overload] = [part for part in study.parts if part.title == "Overload with shedding"]
     assert "LP instances hand off 0% at 1, 0% at 1.5 of capacity" in overload.text[-1]
-
-
-def test_what_is_done_is_not_done_again(quick_root: Path) -> None:
-    size = AscendraStudy().size(PaperRequest(root=quick_root, jobs=2, quick=True))
-    assert size.runs == size.kept == QUICK.num_runs()
-    assert size.seconds == 0
 
 
 def test_size_counts_what_is_kept_phase_by_phase(tmp_path: Path) -> None:
@@ -322,9 +278,3 @@ def test_size_counts_what_is_kept_phase_by_phase(tmp_path: Path) -> None:
         for run in sweep[:5]:
             add(run, result(run))
     assert AscendraStudy().size(request).kept == 7
-
-
-def test_all_baselines_are_in_every_comparison(study: Study) -> None:
-    for table in study.tables:
-        if table.name in ("capacity", "goodput", "slo-scale"):
-            assert {service.name for service in (ASCENDRA, *BASELINES)} <= set(table.headings)

@@ -24,7 +24,6 @@ from headway_reproduce.fastserve.setting import (
     END_TO_END,
     FASTER_TRANSFORMER,
     FASTSERVE,
-    FCFS,
     ORACLE,
     ORCA,
     REACTIVE,
@@ -157,11 +156,6 @@ def test_a_target_that_is_held_everywhere_is_held_at_least_so_far() -> None:
     assert str(found) == "at least 1.50"
 
 
-def test_a_target_that_is_missed_from_the_beginning_is_held_nowhere() -> None:
-    assert held([(0.5, 2.0)], 1.9) is None
-    assert held([], 1.0) is None
-
-
 def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
     findings = FastServeFindings(read_kept(tmp_path, RunResult), QUICK)
     with pytest.raises(SimulationError, match=r"orca has not been run at GPT-175B, 16 GPUs.*all at once"):
@@ -251,10 +245,6 @@ def test_every_statement_has_a_verdict_and_those_that_differ_a_tested_reason(stu
     )
 
 
-def test_every_table_says_that_it_was_simulated(study: Study) -> None:
-    assert {table.measured_on for table in study.tables} == {"simulated, A100 40 GB"}
-
-
 def test_what_quick_leaves_out_belongs_to_the_whole(study: Study, full: FastServeFindings) -> None:
     titles = {part.title for part in study.parts}
     for part in (FixedPoints(full.kept, full.scope).part(), further(full).per_token_part()):
@@ -310,13 +300,6 @@ def test_the_lengths_nearest_to_the_fixed_points_are_said(full: FastServeFinding
     assert [row[5] for row in table.rows] == pytest.approx([GAIN] * len(table.rows))
 
 
-def test_one_table_over_gpus_has_a_row_a_machine(full: FastServeFindings) -> None:
-    [table] = further(full).scale_part().tables
-    assert [row[0] for row in table.rows] == [
-        *("OPT-66B, 8 GPUs", "OPT-66B, 16 GPUs", "GPT-175B, 12 GPUs", "GPT-175B, 16 GPUs"),
-    ]
-
-
 # ---- how much there is to run --------------------------------------------------------------------------
 
 
@@ -330,14 +313,3 @@ def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path) -> None:
     everything = FastServe().size(PaperRequest(root=tmp_path, jobs=2))
     assert quick.kept == everything.kept == 0
     assert 10 < quick.seconds < 4 * 60 < everything.seconds < 40 * 60
-
-
-def test_what_is_there_is_not_run_again(tmp_path: Path) -> None:
-    scope = QUICK
-    found = kept(tmp_path, scope)
-    assert FCFS in {run.policy for run in scope.loaded_runs(FastServeFindings(found, scope).capacity_rps)}
-    assert SINGLE.model in {run.model for run in scope.capacity_runs()}
-    lines = (tmp_path / "runs.jsonl").read_bytes().splitlines(keepends=True)
-    (tmp_path / "runs.jsonl").write_bytes(b"".join(lines[:-3]))
-    size = FastServe().size(PaperRequest(root=tmp_path, jobs=2, quick=True))
-    assert size.runs - size.kept == 3

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 from headway_reproduce.magnus.engine import EagerStep, batches_seconds, engine_costs, toy
-from headway_reproduce.magnus.setting import CAPACITY_TOKENS, HARDWARE, MODEL, PAPER_TOY_VS_S, VS, VSQ
+from headway_reproduce.magnus.setting import HARDWARE, PAPER_TOY_VS_S, VS
 
 from headway.core.batch_shape import BatchShape
-from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import hardware
 
 LARGE, SMALL = (1000, 1000), (10, 10)
@@ -73,19 +72,3 @@ def test_copies_read_and_write_the_cache_at_less_than_the_devices_peak() -> None
     copied_s = with_copies.step_s(shape) - without.step_s(shape)
     least_s = 2 * 7 * 1500 * 448 * 1024 / hardware(HARDWARE).peaks.bytes_per_s
     assert least_s < copied_s < 2 * least_s
-
-
-def test_four_bit_weights_cost_time() -> None:
-    shape = decodes(7, 100)
-    plain, four_bit = (engine_costs(policy, 0.0, copies=False).step.step_s(shape) for policy in (VS, VSQ))
-    assert four_bit == pytest.approx(1.3 * plain)
-
-
-def test_the_model_is_the_papers() -> None:
-    shape = model_shape(MODEL)
-    assert shape.kv_bytes_per_token == 448 * 1024
-    # 28 layers of 4 x 4096^2 + 2 x 4096 x 16384 weights, and two tables of 130,528 x 4,096.
-    assert shape.num_weights == 28 * 201_326_592 + 2 * 130_528 * 4096
-    # Spec: about 6.1 GiB, in which 7 of the longest fit.
-    assert CAPACITY_TOKENS * shape.kv_bytes_per_token == pytest.approx(6.125 * 2**30)
-    assert CAPACITY_TOKENS // 2048 == 7

@@ -2,20 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from headway_reproduce.magnus.data import LONGEST_OUTPUT, DataSource, load_tasks
-from headway_reproduce.magnus.real import (
-    MEASUREMENT,
-    POLICIES,
-    REAL_SHOWN,
-    real_rows,
-    serve_policies,
-    taught,
-)
+from headway_reproduce.magnus.real import MEASUREMENT, POLICIES, REAL_SHOWN, real_rows, serve_policies, taught
 from headway_reproduce.real_study import RealResult, RealRuns, real_part
 
-from headway.errors import RecordError
 from headway.lab.papers import PaperRequest
 from headway.results import summarize
 from tests.results.examples import make
@@ -65,19 +56,6 @@ def test_the_predictor_is_taught_what_the_dispatcher_would_see() -> None:
 # ---- what is kept --------------------------------------------------------------------------------------
 
 
-def test_what_is_kept_is_not_measured_again(tmp_path: Path) -> None:
-    (tmp_path / MEASUREMENT.file).write_bytes(msgspec.json.encode(RUNS))
-    request = PaperRequest(root=tmp_path, jobs=1)
-    assert MEASUREMENT.found(request, silent) == RUNS
-    assert MEASUREMENT.more_seconds(request) == 0.0
-
-
-def test_quick_leaves_it_out(tmp_path: Path) -> None:
-    request = PaperRequest(root=tmp_path, jobs=1, quick=True)
-    assert MEASUREMENT.found(request, silent) is None
-    assert MEASUREMENT.more_seconds(request) == 0.0
-
-
 def test_without_what_it_needs_it_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = PaperRequest(root=tmp_path, jobs=1)
     monkeypatch.setattr("headway_reproduce.real_study.find_spec", lambda name: object())
@@ -85,12 +63,6 @@ def test_without_what_it_needs_it_is_left_out(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("headway_reproduce.real_study.find_spec", lambda name: None)
     assert MEASUREMENT.more_seconds(request) == 0.0
     assert MEASUREMENT.found(request, silent) is None
-
-
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / MEASUREMENT.file).write_text("{")
-    with pytest.raises(RecordError, match=MEASUREMENT.file):
-        MEASUREMENT.found(PaperRequest(root=tmp_path, jobs=1), silent)
 
 
 def test_policies_are_put_beside_vs() -> None:

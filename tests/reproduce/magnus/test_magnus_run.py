@@ -26,8 +26,7 @@ from headway_reproduce.magnus.study import FILE
 from headway_reproduce.study import read_kept
 
 from headway.core.record import Outcome
-from headway.errors import ConfigError
-from headway.lab.kept_runs import Kept, run_kept
+from headway.lab.kept_runs import Kept
 from headway.traces import TraceRequest
 from tests.reproduce.magnus.magnus_rows import write_rows
 from tests.results.examples import make
@@ -133,19 +132,6 @@ def test_an_engine_without_its_overhead_is_faster(
 # ---- what is kept --------------------------------------------------------------------------------------
 
 
-def test_runs_are_kept_and_not_made_again(source: DataSource, tmp_path: Path) -> None:
-    run = MagnusRun(source=source, policy=VS, seed=0, rate_rps=0.0)
-    kept = read(tmp_path)
-    run_kept([run], kept, simulate_magnus, jobs=1)
-
-    def never(run: MagnusRun) -> MagnusResult:
-        raise AssertionError("a run that is kept was made again")
-
-    again = read(tmp_path)
-    run_kept([run], again, never, jobs=1)
-    assert again.result(run) == kept.result(run)
-
-
 def test_rows_that_lie_elsewhere_are_the_same_run(source: DataSource, tmp_path: Path) -> None:
     run = MagnusRun(source=source, policy=MAGNUS, seed=0, rate_rps=1.0)
     other = find_data(write_rows(tmp_path))
@@ -165,12 +151,6 @@ def test_rows_that_lie_elsewhere_are_the_same_run(source: DataSource, tmp_path: 
 def test_whatever_decides_a_run_tells_it_apart(source: DataSource, changed: dict[str, object]) -> None:
     run = MagnusRun(source=source, policy=MAGNUS, seed=0, rate_rps=1.0)
     assert replace(run, **changed).digest() != run.digest()  # type: ignore[arg-type]
-
-
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "magnus-runs.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match="something else than runs"):
-        read(tmp_path)
 
 
 # ---- lengths -------------------------------------------------------------------------------------------

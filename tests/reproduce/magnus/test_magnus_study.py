@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -19,7 +18,6 @@ from headway_reproduce.magnus.setting import (
     ABP,
     CCB,
     GLP,
-    LOADS,
     MAGNUS,
     MORE_PHIS,
     PHI,
@@ -35,7 +33,7 @@ from headway_reproduce.magnus.study import FILE, Magnus
 from headway_reproduce.real_study import RealResult, RealRuns
 from headway_reproduce.study import read_kept
 
-from headway.errors import ConfigError, RecordError, SimulationError
+from headway.errors import ConfigError
 from headway.lab.kept_runs import Kept
 from headway.lab.papers import PaperRequest
 from headway.results import summarize
@@ -247,14 +245,6 @@ def test_each_rate_has_everybodys_numbers(plain: dict[str, object]) -> None:
     assert list(rates[0][VS]) == list(KEYS)
 
 
-def test_the_sweep_says_what_is_used(plain: dict[str, object]) -> None:
-    sweep = plain["phi_sweep"]
-    assert isinstance(sweep, dict)
-    assert (sweep["used"], sweep["seed"]) == (str(PHI), PHI_SEED)
-    assert sweep["by_load"]["4"][str(PHI)]["mean_rt_s"] == 6.0
-    assert sweep["by_load"]["4"]["50,000"]["mean_rt_s"] == 12.0
-
-
 def test_vllm_today_is_told_apart(plain: dict[str, object], study: Study) -> None:
     today = plain["vs_vllm_today"]
     assert isinstance(today, dict)
@@ -314,40 +304,6 @@ def test_the_papers_figures_stand_beside_ours(study: Study) -> None:
     assert rows["more tokens/s, invalid ones too"][-2:] == [1.15, 4.89]
 
 
-def test_every_table_says_what_it_was_measured_on(study: Study) -> None:
-    assert {table.measured_on for table in study.tables} == {
-        "simulated, 8 x V100 32 GB",
-        "simulated, 8 x V100 32 GB, and measured",
-        "simulated, V100 32 GB",
-        "measured, answers of an abacus",
-        "measured, answers of an abacus; timed on this machine",
-        "timed on this machine",
-    }
-
-
-def test_the_toys_row_of_the_paper(study: Study) -> None:
-    rows = next(table for table in study.tables if table.name == "toy").rows
-    assert list(rows[0]) == ["paper", 242.0, 60.0, 4.0, None]
-
-
-def test_what_did_not_finish_is_said(source: DataSource, tmp_path: Path) -> None:
-    scope = MagnusScope(source=source, quick=True)
-    keep_all(tmp_path, scope)
-    findings = MagnusFindings(read(tmp_path), scope)
-    run = scope.run(MagnusPoint(load=4.0), MAGNUS, 0, findings.capacity_rps)
-    with findings.kept.adding() as add:
-        add(run, replace(result(run), finished=98))
-    [said] = findings.unfinished([MagnusPoint(load=4.0)], [MAGNUS, VS])
-    assert said.startswith("magnus at 4 of vs's capacity")
-    assert "did not finish: 2" in said
-
-
-def test_a_run_that_was_not_made_is_an_error(source: DataSource, tmp_path: Path) -> None:
-    findings = MagnusFindings(read(tmp_path), MagnusScope(source=source, quick=True))
-    with pytest.raises(SimulationError, match="vs has not been run at all at once"):
-        findings.capacity_rps()
-
-
 # ---- how much there is to run --------------------------------------------------------------------------
 
 
@@ -363,24 +319,11 @@ def test_quick_runs_are_some_of_all(source: DataSource) -> None:
     assert len(runs(quick)) == quick.num_runs() == 3 + 3 * 7 + 3 * len(PHIS) + changed
 
 
-def test_everybody_is_run_at_every_rate_of_the_paper(source: DataSource) -> None:
-    scope = MagnusScope(source=source)
-    runs = scope.loaded_runs(lambda change: 10.0)
-    for policy in (*POLICIES, TODAY):
-        rates = {run.rate_rps for run in runs if run.policy == policy and run.seed == 0}
-        assert rates == {10 * load for load in LOADS}
-
-
 def test_the_sweep_has_a_seed_that_nothing_else_has(source: DataSource) -> None:
     runs = MagnusScope(source=source).loaded_runs(lambda change: 10.0)
     assert {run.policy for run in runs if run.seed == PHI_SEED} == {MAGNUS}
     assert {run.phi for run in runs if run.seed == PHI_SEED} == {*PHIS, *MORE_PHIS}
     assert {run.phi for run in runs if run.seed != PHI_SEED} == {PHI}
-
-
-def test_everything_kept_leaves_nothing_to_run(quick_root: Path, data: Path) -> None:
-    size = Magnus().size(PaperRequest(root=quick_root, jobs=2, quick=True, data=data))
-    assert (size.kept, size.seconds) == (size.runs, 0.0)
 
 
 def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path, data: Path) -> None:
@@ -436,9 +379,3 @@ def test_accuracy_is_measured_once_and_kept(source: DataSource, data: Path, tmp_
     assert errors["magnus"] < errors["mean of the application"]
     assert accuracy(request, source, told.append) == found
     assert len(told) == 1
-
-
-def test_accuracy_that_cannot_be_read_is_refused(source: DataSource, tmp_path: Path) -> None:
-    (tmp_path / "magnus-accuracy-quick.json").write_text("{")
-    with pytest.raises(RecordError, match=r"magnus-accuracy-quick.json"):
-        accuracy(PaperRequest(root=tmp_path, jobs=1, quick=True), source, lambda line: None)

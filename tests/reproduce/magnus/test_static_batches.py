@@ -116,11 +116,7 @@ def half(request: TraceRequest) -> LengthEstimate:
 
 
 def serve(
-    trace: list[TraceRequest],
-    waiting: BatchQueue,
-    capacity: int = 1000,
-    instances: int = 1,
-    **options: Any,
+    trace: list[TraceRequest], waiting: BatchQueue, capacity: int = 1000, instances: int = 1, **options: Any
 ) -> tuple[dict[str, Record], StaticResult]:
     records: list[Record] = []
     system = StaticSystem(step=SECOND_STEPS, kv_capacity_tokens=capacity, instances=instances)
