@@ -47,8 +47,6 @@ from bench.right.storm_hostile import (
     HONEST,
     MARK,
     OPERATOR,
-    Health,
-    address_of,
     key_of,
     keys_file,
 )
@@ -383,17 +381,16 @@ async def _run_hostile(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
     answers = {(heard.asked.prompt, heard.asked.chat): heard.text for heard in expected}
     alone = await _ask_honestly(plan, gateway, requests, "alone")
     print(f"alone: {_good(alone, answers):.3f} good; now beside attackers", file=sys.stderr)
-    memory, health = Memory(gateway.resident_mib()), Health(address_of(gateway.url))
-    watching = [asyncio.create_task(each) for each in (memory.watch(gateway), health.watch())]
-    script, seconds = Path(__file__).with_name("storm_hostile.py"), requests[-1][0] + 2.0
-    attack = await asyncio.create_subprocess_exec(
-        sys.executable, str(script), gateway.url, str(seconds), stdout=asyncio.subprocess.PIPE
-    )
+    memory, seconds = Memory(gateway.resident_mib()), requests[-1][0] + 2.0
+    watching = asyncio.create_task(memory.watch(gateway))
+    others = [
+        asyncio.create_task(_told_by(script, gateway.url, seconds))
+        for script in ("storm_hostile.py", "storm_health.py")
+    ]
     await asyncio.sleep(1.0)
     beside = await _ask_honestly(plan, gateway, requests, "beside")
-    told, _ = await attack.communicate()
-    for task in watching:
-        task.cancel()
+    attack, health = await asyncio.gather(*others)
+    watching.cancel()
     memory.end = gateway.resident_mib()
     exit_code = await asyncio.to_thread(gateway.stop)
     refused = Counter(f"{one.status} {one.said}"[:120] for one in beside if one.ending is not Ending.FINISHED)
@@ -404,12 +401,22 @@ async def _run_hostile(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
         "ends": {ending.value: sum(one.ending is ending for one in beside) for ending in Ending},
         "not_finished": dict(refused.most_common(5)),
         "wrong": len(wrong([*alone, *beside], answers)),
-        "health_ms": {"p50": health.percentile_ms(0.5), "p99": health.percentile_ms(0.99)},
+        "health_ms": health,
         "gateway_memory_mib": {name: round(size, 1) for name, size in asdict(memory).items()},
         "allowed_mib": ALLOWED_MIB,
         "exit_code": exit_code,
-        **json.loads(told),
+        **attack,
     }
+
+
+async def _told_by(script: str, url: str, seconds: float) -> dict[str, Any]:
+    """What a script beside this one prints, as a process in a session of its own."""
+    words = (sys.executable, str(Path(__file__).with_name(script)), url, str(seconds))
+    process = await asyncio.create_subprocess_exec(
+        *words, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    told: dict[str, Any] = json.loads((await process.communicate())[0])
+    return told
 
 
 async def _ask_honestly(
