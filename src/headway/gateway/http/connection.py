@@ -80,6 +80,8 @@ class Connection(HttpToolsProtocol):
         if self._answered is not None and not self._answered.response_complete:
             _disconnect(self._answered)
         super().connection_lost(exc)
+        # Each leads back to this connection, and it would be garbage that only a collection of all garbage frees.
+        self.scope = self.cycle = self._held = self._answered = self._refusal = None  # type: ignore[assignment]
 
     # ---- what a client sends ----------------------------------------------------------------------------------------
 
@@ -192,7 +194,8 @@ class Connection(HttpToolsProtocol):
     def _stop_parsing(self, refusal: GatewayError) -> None:
         """Raise in a callback of the parser, which ends in `send_400_response`."""
         self._refusal = refusal
-        raise refusal
+        del refusal  # its traceback has this frame
+        raise self._refusal
 
     def _refuse(self, refusal: GatewayError) -> None:
         """Answer and end the connection; only end it where the answer would follow, or break, another one."""
