@@ -7,8 +7,9 @@ import gc
 import json
 import logging
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import repeat
 
 import pytest
@@ -314,22 +315,26 @@ def test_a_crowd_of_connections_is_taken_in_a_few_turns_of_the_loop() -> None:
     assert uvloop.run(turns(128)) < 32
 
 
-async def test_nothing_of_a_connection_waits_for_a_collection_of_garbage() -> None:
+@pytest.mark.parametrize("linger_s", [1, 0], ids=["closed", "reset"])
+async def test_nothing_of_a_connection_waits_for_a_collection_of_garbage(linger_s: int) -> None:
     said = [
         b"GET /hea",
         HEAD + b"\r\n",
         b"\0",
         HEAD + b"X: 1\r\n" * 101,
         POST + STREAM,
-        POST + b"{" * len(STREAM),
+        (POST + b"{" * len(STREAM)) * 3,
     ]
     async with upstream() as instance, gateway(instance) as front:
         gc.disable()
         try:
             for each in said:
                 reader, writer = await connected(front)
+                linger = struct.pack("ii", 1, linger_s)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
                 writer.write(each)
-                await reader.read(1)
+                with suppress(ConnectionError):
+                    await reader.read(1)
                 writer.close()
             await until(lambda: not front.app.limits.connections)
             assert not [each for each in gc.get_objects() if isinstance(each, Connection)]

@@ -81,6 +81,7 @@ class Connection(HttpToolsProtocol):
         if self._answered is not None and not self._answered.response_complete:
             _disconnect(self._answered)
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
         self.pipeline.clear()
         # Each leads back to this connection, and it would be garbage that only a collection of all garbage frees.
         self.scope = self.cycle = self._held = self._answered = self._refusal = None  # type: ignore[assignment]
