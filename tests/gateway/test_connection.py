@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import json
 import logging
@@ -313,6 +314,22 @@ def test_a_crowd_of_connections_is_taken_in_a_few_turns_of_the_loop() -> None:
             return passed
 
     assert uvloop.run(turns(128)) < 32
+
+
+async def test_connections_are_taken_again_once_there_are_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.gateway.http.server._PAUSE_S", 0.01)
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+    async with upstream() as instance, gateway(instance) as front:
+        port = int(front.url.rpartition(":")[2])
+
+        def failing(listener: socket.socket) -> tuple[socket.socket, object]:
+            if listener.getsockname()[1] == port and failures:
+                raise failures.pop()
+            return accept(listener)
+
+        monkeypatch.setattr(socket.socket, "accept", failing)
+        assert (await front.get("/health")).status == 200
+        assert not failures
 
 
 @pytest.mark.parametrize("linger_s", [1, 0], ids=["closed", "reset"])

@@ -16,7 +16,7 @@ from headway.errors import ConfigError
 _LOG = logging.getLogger(__name__)
 _BACKLOG = 2048
 _ACCEPTED_A_TURN = 32
-_NO_FILE_PAUSE_S = 1.0
+_PAUSE_S = 1.0
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -56,6 +56,10 @@ class FrontServer(uvicorn.Server):
         """Take none any more, and let those end that are here."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
+        if self._beginning:
+            await asyncio.wait(self._beginning, timeout=_PAUSE_S)
+        for handshake in self._beginning:
+            handshake.cancel()
         await super().shutdown([])
 
     def _accept(self) -> None:
@@ -74,7 +78,7 @@ class FrontServer(uvicorn.Server):
             except OSError as error:
                 _LOG.error("no connection can be taken: %s", error)
                 self._loop.remove_reader(self._listener)
-                self._loop.call_later(_NO_FILE_PAUSE_S, self._go_on)
+                self._loop.call_later(_PAUSE_S, self._go_on)
                 return
             accepted.setblocking(False)
             beginning = self._loop.create_task(
