@@ -14,7 +14,8 @@ memory (in MiB: before, at most, after) grew by 50.
 With `--hostile` nothing is done to instances. Honest tenants ask alone, then beside attackers (`storm_hostile.py`) at a
 gateway with keys, few files and little room for bodies. `good` is the share of honest answers that are right and in
 time. Exit status 1 if they have less than 0.95 of what they have alone, if `/health` takes over 250 ms in the worst
-hundredth, if memory grows by more than the gateway may hold (`allowed`), or if an attacker reads of another tenant.
+hundredth, if memory grows by more than the gateway may hold (`allowed`), if an attacker reads of another tenant, or if
+there were too few `attacks` (the machine was busy). A bench by itself: it needs two idle cores.
 """
 
 from __future__ import annotations
@@ -47,8 +48,6 @@ from bench.right.storm_hostile import (
     HONEST,
     MARK,
     OPERATOR,
-    Health,
-    address_of,
     key_of,
     keys_file,
 )
@@ -229,6 +228,8 @@ MOST_GROWTH_MIB = 50.0
 """Memory that a gateway may take in addition: about 10 MiB are caches and buffers that fill once."""
 
 LEAST_GOOD, MOST_HEALTH_MS = 0.95, 250.0
+LEAST_ATTACKS = 5000
+"""On a busy machine attackers may not get to attack; then nothing was withstood."""
 ALLOWED_MIB = BUFFERED_MIB + 4 * BODY_MIB + MOST_GROWTH_MIB
 """Growth allowed beside attackers: buffered bodies, and the largest body on its way into another process, in four
 pieces at most.
@@ -313,6 +314,7 @@ def withstood(result: Mapping[str, Any]) -> bool:
     memory = result["gateway_memory_mib"]
     return (
         not any(result[key] for key in ("wrong", "leaks", "exit_code"))
+        and result["attacks"] >= LEAST_ATTACKS
         and result["good_beside"] >= LEAST_GOOD * result["good_alone"] > 0
         and result["health_ms"]["p99"] <= MOST_HEALTH_MS
         and memory["peak"] - memory["start"] <= result["allowed_mib"]
@@ -386,17 +388,16 @@ async def _run_hostile(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
     answers = {(heard.asked.prompt, heard.asked.chat): heard.text for heard in expected}
     alone = await _ask_honestly(plan, gateway, requests, "alone")
     print(f"alone: {_good(alone, answers):.3f} good; now beside attackers", file=sys.stderr)
-    memory, health = Memory(gateway.resident_mib()), Health(address_of(gateway.url))
-    watching = [asyncio.create_task(each) for each in (memory.watch(gateway), health.watch())]
-    script, seconds = Path(__file__).with_name("storm_hostile.py"), requests[-1][0] + 2.0
-    attack = await asyncio.create_subprocess_exec(
-        sys.executable, str(script), gateway.url, str(seconds), stdout=asyncio.subprocess.PIPE
-    )
+    memory, seconds = Memory(gateway.resident_mib()), requests[-1][0] + 2.0
+    watching = asyncio.create_task(memory.watch(gateway))
+    others = [
+        asyncio.create_task(_told_by(script, gateway.url, seconds))
+        for script in ("storm_hostile.py", "storm_health.py")
+    ]
     await asyncio.sleep(1.0)
     beside = await _ask_honestly(plan, gateway, requests, "beside")
-    told, _ = await attack.communicate()
-    for task in watching:
-        task.cancel()
+    attack, health = await asyncio.gather(*others)
+    watching.cancel()
     memory.end = gateway.resident_mib()
     exit_code = await asyncio.to_thread(gateway.stop)
     refused = Counter(f"{one.status} {one.said}"[:120] for one in beside if one.ending is not Ending.FINISHED)
@@ -407,12 +408,23 @@ async def _run_hostile(plan: Plan, gateway: GatewayProcess) -> dict[str, Any]:
         "ends": {ending.value: sum(one.ending is ending for one in beside) for ending in Ending},
         "not_finished": dict(refused.most_common(5)),
         "wrong": len(wrong([*alone, *beside], answers)),
-        "health_ms": {"p50": health.percentile_ms(0.5), "p99": health.percentile_ms(0.99)},
+        "health_ms": health,
         "gateway_memory_mib": {name: round(size, 1) for name, size in asdict(memory).items()},
         "allowed_mib": ALLOWED_MIB,
         "exit_code": exit_code,
-        **json.loads(told),
+        "attacks": sum(sum(counts.values()) for counts in attack["answers"].values()),
+        **attack,
     }
+
+
+async def _told_by(script: str, url: str, seconds: float) -> dict[str, Any]:
+    """What a script beside this one prints, as a process in a session of its own: Linux shares cores among sessions."""
+    words = (sys.executable, str(Path(__file__).with_name(script)), url, str(seconds))
+    process = await asyncio.create_subprocess_exec(
+        *words, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    told: dict[str, Any] = json.loads((await process.communicate())[0])
+    return told
 
 
 async def _ask_honestly(

@@ -20,8 +20,6 @@ from functools import partial
 from itertools import repeat
 from urllib.parse import urlsplit
 
-from headway.statistics import quantile
-
 OPERATOR, MALLORY, TRUDY = "operators-key", "mallorys-key", "trudys-key"
 HONEST = ("alice", "bob", "carol")
 MARK = "honest"
@@ -262,43 +260,6 @@ def _given_up(task: asyncio.Task[bytes]) -> str:
 async def _status(reader: asyncio.StreamReader) -> str:
     line = await asyncio.wait_for(reader.readuntil(b"\r\n"), _ANSWER_S)
     return line[9:12].decode(errors="replace")
-
-
-# ---- figures of honest clients beside them ---------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Health:
-    """How long `/health` takes on a connection of its own, until cancelled."""
-
-    address: tuple[str, int]
-    times_s: list[float] = field(default_factory=list)
-
-    async def watch(self) -> None:
-        """Ask now and then. A missing answer counts with the time that was waited for it."""
-        while True:
-            began_s = time.monotonic()
-            with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-                async with asyncio.timeout(_ANSWER_S):
-                    await self._ask()
-                    self.times_s.append(time.monotonic() - began_s)
-                    await asyncio.sleep(_PAUSE_S)
-                    continue
-            self.times_s.append(_ANSWER_S)
-
-    async def _ask(self) -> None:
-        reader, writer = await asyncio.open_connection(*self.address)
-        try:
-            writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            line = await reader.readuntil(b"\r\n")
-            if not line.startswith(b"HTTP/1.1 200"):
-                raise OSError(line)
-        finally:
-            writer.transport.abort()
-
-    def percentile_ms(self, share: float) -> float:
-        """The time that this share of the answers stayed within."""
-        return round(quantile(self.times_s, share) * 1000, 1)
 
 
 def address_of(url: str) -> tuple[str, int]:

@@ -11,13 +11,14 @@ from typing import Any
 
 import aiohttp
 
-from headway.gateway.app import Gateway, listen, serve_on
+from headway.gateway.app import Gateway, serve_on
 from headway.gateway.book.accounts import Accounts
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Member
 from headway.gateway.fleet.scaling import FleetScaling
 from headway.gateway.fleet.supervisor import FleetOptions
 from headway.gateway.http.options import GatewayOptions
+from headway.gateway.http.server import listen
 from headway.gateway.request.central_queue import CentralBatching
 from headway.routing import build_router
 from headway.routing.scaling import Bounds, Scaler

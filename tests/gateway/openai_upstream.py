@@ -13,10 +13,11 @@ from typing import Any
 
 from aiohttp import web
 
-from headway.gateway.app import Gateway, listen, serve_on
+from headway.gateway.app import Gateway, serve_on
 from headway.gateway.fleet.member import Member
 from headway.gateway.fleet.scaling import FleetScaling
 from headway.gateway.http.options import GatewayOptions
+from headway.gateway.http.server import listen
 from headway.routing import build_router
 from headway.routing.scaling import Bounds, Scaler
 from tests.gateway.fleets import running, until

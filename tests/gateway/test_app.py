@@ -21,13 +21,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
-from headway.gateway.app import Gateway, listen, serve, serve_on
+from headway.gateway.app import Gateway, serve, serve_on
 from headway.gateway.book.access_log import AccessLog
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Member
 from headway.gateway.http.api import normal_path
 from headway.gateway.http.keys import Keys
 from headway.gateway.http.options import MIB, Cors, GatewayOptions
+from headway.gateway.http.server import listen
 from headway.gateway.request.serving import Serving
 from headway.http_client import open_session
 from headway.routing import build_router

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import gc
 import json
 import logging
 import socket
+import struct
 from collections.abc import AsyncIterator, Iterable
+from contextlib import ExitStack, suppress
 from itertools import repeat
 
 import pytest
+import uvloop
 
-from headway.gateway.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED
+from headway.gateway.http.connection import MAX_HEAD_BYTES, MAX_HEADERS, MAX_PIPELINED, Connection
 from tests.gateway.fleets import until
 from tests.gateway.front import PROMPT, Front, gateway
 from tests.gateway.upstream import Turn, upstream
@@ -294,3 +299,61 @@ async def test_what_follows_a_request_for_an_upgrade_is_not_read() -> None:
         assert answer.startswith(b"HTTP/1.1 200 ")
         assert b"connection: close" in answer
         assert not instance.turns
+
+
+def test_a_crowd_of_connections_is_taken_in_a_few_turns_of_the_loop() -> None:
+    async def turns(crowd: int) -> int:
+        async with upstream() as instance, gateway(instance) as front:
+            port, passed = int(front.url.rpartition(":")[2]), 0
+            with ExitStack() as clients:
+                for _ in range(crowd):
+                    clients.enter_context(socket.create_connection(("127.0.0.1", port)))
+                while front.app.limits.connections < crowd:
+                    await asyncio.sleep(0)
+                    passed += 1
+            return passed
+
+    assert uvloop.run(turns(128)) < 32
+
+
+async def test_connections_are_taken_again_once_there_are_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.gateway.http.server._PAUSE_S", 0.01)
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+    async with upstream() as instance, gateway(instance) as front:
+        port = int(front.url.rpartition(":")[2])
+
+        def failing(listener: socket.socket) -> tuple[socket.socket, object]:
+            if listener.getsockname()[1] == port and failures:
+                raise failures.pop()
+            return accept(listener)
+
+        monkeypatch.setattr(socket.socket, "accept", failing)
+        assert (await front.get("/health")).status == 200
+        assert not failures
+
+
+@pytest.mark.parametrize("linger_s", [1, 0], ids=["closed", "reset"])
+async def test_nothing_of_a_connection_waits_for_a_collection_of_garbage(linger_s: int) -> None:
+    said = [
+        b"GET /hea",
+        HEAD + b"\r\n",
+        b"\0",
+        HEAD + b"X: 1\r\n" * 101,
+        POST + STREAM,
+        (POST + b"{" * len(STREAM)) * 3,
+    ]
+    async with upstream() as instance, gateway(instance) as front:
+        gc.disable()
+        try:
+            for each in said:
+                reader, writer = await connected(front)
+                linger = struct.pack("ii", 1, linger_s)
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+                writer.write(each)
+                with suppress(ConnectionError):
+                    await reader.read(1)
+                writer.close()
+            await until(lambda: not front.app.limits.connections)
+            assert not [each for each in gc.get_objects() if isinstance(each, Connection)]
+        finally:
+            gc.enable()

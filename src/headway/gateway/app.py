@@ -6,8 +6,8 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import cast
@@ -24,7 +24,6 @@ from starlette.types import Receive, Scope, Send
 
 from headway.core.hints import quoted
 from headway.core.slo import NO_TARGETS
-from headway.errors import ConfigError
 from headway.gateway.batch.asking import Asking
 from headway.gateway.batch.batches import Batches
 from headway.gateway.batch.board import BatchBoard
@@ -45,6 +44,7 @@ from headway.gateway.http.connection import Connection
 from headway.gateway.http.keys import check_key
 from headway.gateway.http.options import MIB, GatewayOptions
 from headway.gateway.http.refusal import GatewayError, bad_request, no_instance, refused
+from headway.gateway.http.server import FrontServer, listen
 from headway.gateway.openapi import openapi_route
 from headway.gateway.request.body_reader import BodyReader
 from headway.gateway.request.central_queue import CentralBatching
@@ -306,24 +306,6 @@ def _refuse(_request: Request, refusal: Exception) -> Response:
     return refused(refusal)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """Open a socket to serve on; port 0 takes a free one. Raises ConfigError if the address is not available."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=2048, reuse_port=False)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-
-
-class _SignalFreeServer(uvicorn.Server):
-    """uvicorn without signal handlers: the caller says when it stops."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Install no signal handlers."""
-        yield
-
-
 async def serve(app: Gateway, host: str, port: int, stop: asyncio.Event) -> None:
     """Serve at an address until `stop` is set. Raises ConfigError if it is not available. See `serve_on`."""
     await serve_on(app, listen(host, port), stop)
@@ -346,15 +328,14 @@ async def serve_on(app: Gateway, listener: socket.socket, stop: asyncio.Event) -
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
-        backlog=2048,
         ssl_certfile=app.serving.options.ssl_certfile,
         ssl_keyfile=app.serving.options.ssl_keyfile,
     )
-    server = _SignalFreeServer(config)
+    server = FrontServer(config, listener)
     ending = asyncio.create_task(_end(app, server, stop))
     try:
-        with listener:  # uvicorn leaves the socket open if it is stopped during its start
-            await server.serve(sockets=[listener])
+        with listener:  # uvicorn leaves it open if it is told to stop while it starts
+            await server.serve()
     finally:
         ending.cancel()
 

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from headway.core.record import Record
 from headway.errors import ConfigError, UpstreamError
-from headway.gateway.app import Gateway, listen, serve_on
+from headway.gateway.app import Gateway, serve_on
 from headway.gateway.fleet.fleet import Fleet
 from headway.gateway.fleet.member import Condition, Member
 from headway.gateway.http.client_limits import raise_file_limit
 from headway.gateway.http.options import GatewayOptions
+from headway.gateway.http.server import listen
 from headway.gateway.request.central_queue import CentralBatching
 from headway.http_client import open_session
 from headway.loadgen import ReplayOptions, ReplayReport, replay

@@ -46,6 +46,7 @@ class Connection(HttpToolsProtocol):
         self._limits = limits
         self._held: HeldRequest | None = None
         self._body_bytes = 0
+        self._chunks: list[bytes] = []
         self.url = b""
         self.headers = []
         self._answered: RequestResponseCycle | None = None
@@ -80,6 +81,10 @@ class Connection(HttpToolsProtocol):
         if self._answered is not None and not self._answered.response_complete:
             _disconnect(self._answered)
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+        self.pipeline.clear()
+        # Each leads back to this connection, and it would be garbage that only a collection of all garbage frees.
+        self.scope = self.cycle = self._held = self._answered = self._refusal = None  # type: ignore[assignment]
 
     # ---- input ------------------------------------------------------------------------------------------------------
 
@@ -94,6 +99,7 @@ class Connection(HttpToolsProtocol):
             super().data_received(piece)  # type: ignore[arg-type]
             if self.transport.is_closing():
                 return
+            self._take_chunks()
             if self._unpaid_bytes > MAX_HEAD_BYTES:
                 self._refuse(self._too_large())
                 return
@@ -134,13 +140,22 @@ class Connection(HttpToolsProtocol):
         self.headers = list(self.headers)
 
     def on_body(self, body: bytes) -> None:
-        """Two bytes of body pay for themselves and for one byte of their chunk's line, never for the head."""
+        """Keep a chunk until the parser has had its piece: there may be a thousand in one."""
+        self._chunks.append(body)
+
+    def _take_chunks(self) -> None:
+        """Two bytes of the body pay for themselves and for a byte of their chunk's line, never for the head."""
+        if not self._chunks:
+            return
+        body = b"".join(self._chunks)
+        self._chunks.clear()
         self._unpaid_bytes = max(self._head_bytes, self._unpaid_bytes - len(body) * 3 // 2)
         self._body_bytes += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The next byte belongs to another request."""
+        self._take_chunks()
         held, self._held = self._held, None
         assert held is not None
         held.is_whole = True
@@ -192,7 +207,8 @@ class Connection(HttpToolsProtocol):
     def _stop_parsing(self, refusal: GatewayError) -> None:
         """Raise inside a parser callback, which leads to `send_400_response`."""
         self._refusal = refusal
-        raise refusal
+        del refusal  # its traceback has this frame
+        raise self._refusal
 
     def _refuse(self, refusal: GatewayError) -> None:
         """Answer and end the connection; only end it if the answer would follow, or break, another one."""

@@ -469,3 +469,4 @@ class RequestLifecycle:
         self._placement.end(self.entry.tokens, finished=finished)
         if self._admission is not None:
             self.serving.queue.leave(self._admission)
+        del self._attempt.on_tokens  # which leads back here
