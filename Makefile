@@ -79,6 +79,7 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/gain/scaling.py --out $(OUT)/scaling --json
 	$(BIN)/python bench/gain/kv_tier.py --json
 	$(BIN)/python bench/gain/routers_real.py --out $(OUT)/routers-real --json
+	$(BIN)/python bench/gain/agents_real.py --out $(OUT)/agents-real --json
 	$(BIN)/python bench/gain/broken_predictions.py --json
 	$(BIN)/python bench/gain/tenants.py --json
 	$(BIN)/python bench/gain/long_prompt.py --out $(OUT)/long-prompt --json

@@ -35,11 +35,13 @@ class Rule:
 
     share: float = 1.0
     heard: list[tuple[Program, float]] = field(default_factory=list)
+    stored: list[float] = field(default_factory=list)
 
     def came(self, program: Program, now_s: float) -> None:
         self.heard.append((program, now_s))
 
-    def keep_s(self, program: Program, num_tokens: int, now_s: float) -> float:
+    def keep_s(self, program: Program, num_tokens: int, now_s: float, stored_share: float = 0.0) -> float:
+        self.stored.append(stored_share)
         return float(program[1])
 
 
@@ -97,6 +99,19 @@ def test_a_turn_that_has_come_keeps_them_until_it_starts() -> None:
     assert device.free_blocks == 8
     kept.started(turn("5"))
     assert (bool(kept), device.free_blocks) == (False, 10)
+
+
+def test_a_store_is_expected_to_hold_of_a_program_what_it_held_of_those_before() -> None:
+    rule = Rule()
+    kept = KeptPrograms(Device(), rule, num_blocks=10, has_store=True)
+    for device_tokens, found_tokens in ((0, 4), (0, 0), (8, 8)):  # of eight; the device's own tell nothing
+        kept.came(job := turn("0"), 0.0)
+        kept.ended(job, 0.0, finished=True)
+        kept.looked_up(turn("0"), device_tokens, found_tokens)
+        kept.looked_up(turn("0"), 0, 0)
+        kept.looked_up(turn(None), 0, 0)
+    kept.ended(turn("0"), 0.0, finished=True)
+    assert rule.stored == [1.0, 0.9375, 0.8203125, 0.8203125]
 
 
 def test_the_next_end_takes_the_place_of_the_one_before() -> None:

@@ -9,8 +9,10 @@ import pytest
 
 from headway.core.kept_programs import KeptPrograms, Program
 from headway.engine.kv.kept import KeptVllmBlocks
-from headway.engine.model_free import replay
+from headway.engine.model_free import ScriptedRequest, headway_builder, make_scheduler, replay
+from tests.engine.scripted_connector import Script, TransferringEngine
 from tests.engine.scripts import NUM_BLOCKS, HearingEngine, scheduler, stream
+from tests.engine.test_connectors import config_of
 
 pytestmark = pytest.mark.vllm
 
@@ -22,13 +24,23 @@ class ForLong:
 
     def __init__(self) -> None:
         self.kept: Counter[Program] = Counter()
+        self.stored_shares: list[float] = []
 
     def came(self, program: Program, now_s: float) -> None:
         pass
 
-    def keep_s(self, program: Program, num_tokens: int, now_s: float) -> float:
+    def keep_s(self, program: Program, num_tokens: int, now_s: float, stored_share: float = 0.0) -> float:
         self.kept[program] += 1
+        self.stored_shares.append(stored_share)
         return 1e6
+
+
+def programs(count: int) -> list[ScriptedRequest]:
+    """A stream of which four in five requests are turns of four programs."""
+    return [
+        replace(each, extra_args={"headway_program": f"p{number % 4}"}) if number % 5 else each
+        for number, each in enumerate(stream(count))
+    ]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -38,10 +50,7 @@ def test_programs_keep_blocks_and_every_request_is_served(asynchronous: bool) ->
     manager = built.kv_cache_manager
     free = manager.block_pool.get_num_free_blocks()
     kept = built.kept = KeptPrograms(KeptVllmBlocks(manager), rule, NUM_BLOCKS)
-    script = [
-        replace(each, extra_args={"headway_program": f"p{number % 4}"}) if number % 5 else each
-        for number, each in enumerate(stream(40))
-    ]
+    script = programs(40)
     engine = HearingEngine(built)
     most = 0
     for _ in replay(engine, script, 5_000):
@@ -52,6 +61,17 @@ def test_programs_keep_blocks_and_every_request_is_served(asynchronous: bool) ->
     assert 0 < most <= 0.8 * NUM_BLOCKS
     kept.clear()
     assert manager.block_pool.get_num_free_blocks() == free
+
+
+def test_a_connector_tells_what_it_holds_of_turns_that_come_back() -> None:
+    config = config_of(Script(hits=1.0, beside=1.0, fails=0.0), asynchronous=False)
+    built = make_scheduler(headway_builder(policy="headway"), config, NUM_BLOCKS)
+    rule = ForLong()
+    built.kept = KeptPrograms(KeptVllmBlocks(built.kv_cache_manager), rule, NUM_BLOCKS, has_store=True)
+    for _ in replay(TransferringEngine(built), programs(20), 5_000):
+        pass
+    assert rule.stored_shares[0] == 1
+    assert 0 < rule.stored_shares[-1] < 1
 
 
 def test_nothing_is_kept_where_nothing_can_be_found() -> None:

@@ -125,6 +125,7 @@ def test_targets_and_tenant_are_passed_on_in_milliseconds() -> None:
         "headway_deadline_ms": 3000.0,
         "headway_tenant": "blue",
         "headway_program": "s",
+        "agentic_context": '{"program_id":"s"}',
         "headway_max_output_tokens": 20,
     }
 

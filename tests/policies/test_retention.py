@@ -23,6 +23,9 @@ class Costs(UnknownCost):
     def prefill_s(self, num_tokens: int) -> float:
         return num_tokens / 100
 
+    def load_s(self, num_tokens: int) -> float:
+        return 4.0
+
 
 def learned(pauses_s: list[float], tenant: str = "tenant", **settings: float) -> KeepUntilReturn:
     rule = KeepUntilReturn(Costs(), **settings)
@@ -57,6 +60,16 @@ def test_no_other_moment_gains_more(pauses_s: list[float], gain_s: float, price:
 def test_nothing_is_kept_before_eight_pauses_are_known() -> None:
     assert learned([1.0] * 7).keep_s(PROGRAM, 100, 0.0) == 0.0
     assert learned([1.0] * 8).keep_s(PROGRAM, 100, 0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("stored_share", "kept_s"),
+    [(0.0, 3.0), (1.0, 0.0), (0.5, 3.0)],
+    # A tenth of the memory for 3 s costs 0.3 s. To compute again takes 1 s; a load of 4 s holds that tenth: 0.4 s.
+)
+def test_what_a_store_brings_back_is_worth_the_load(stored_share: float, kept_s: float) -> None:
+    rule = learned([3.0, 3.0, 3.0, 3.0, inf, inf, inf, inf])
+    assert rule.keep_s(PROGRAM, 100, 0.0, stored_share) == kept_s
 
 
 def test_each_tenant_has_pauses_of_its_own() -> None:

@@ -18,6 +18,8 @@ GONE_S = 600.0
 """A program without requests for this long is over; a later turn of its name begins another."""
 PATIENCE_S = 120.0
 _MOST_PROGRAMS = 10_000
+_NEWEST_WEIGHT = 1 / 8
+"""Of what a store held of the last program that came back, in what it is taken to hold of the next."""
 
 
 def program_of(job: Job) -> Program | None:
@@ -52,9 +54,19 @@ class KeepRule(Protocol):
         """A turn of a program arrived."""
         ...
 
-    def keep_s(self, program: Program, num_tokens: int, now_s: float) -> float:
-        """Seconds to keep the `num_tokens` of KV of a program whose turn has ended; 0: release them."""
+    def keep_s(self, program: Program, num_tokens: int, now_s: float, stored_share: float = 0.0) -> float:
+        """Seconds for which `num_tokens` of KV of a program whose turn has ended are kept; 0: let go.
+
+        `stored_share` (0 to 1) is what a store is expected to bring back of them if they are let go.
+        """
         ...
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    began_s: float
+    last_s: float
+    left_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -69,16 +81,22 @@ class KeptPrograms:
     """Knows when programs began, and keeps their blocks between turns within the share of `rule`.
 
     Blocks are kept from the end of a turn until the next has started, or until their time is up. Residents always get
-    what their next step may take: blocks are released in the order in which their time is up, those of already waiting
-    turns last. No job waits for kept blocks for longer than PATIENCE_S, or while nothing runs. Costs: O(kept programs)
-    a step while there are some, and O(blocks of a program) a turn.
+    what their next step may take: those go first whose time is up first, those of turns that wait already last. No job
+    waits for kept blocks for longer than PATIENCE_S, or while nothing runs. Costs: O(kept programs) a step while there
+    are some, and O(blocks of a program) a turn.
+
+    With `has_store` a connector may bring back what the device let go. A store is taken to hold all of a program until
+    turns have been looked up.
     """
 
-    def __init__(self, blocks: KeptBlocks, rule: KeepRule, num_blocks: int) -> None:
+    def __init__(
+        self, blocks: KeptBlocks, rule: KeepRule, num_blocks: int, *, has_store: bool = False
+    ) -> None:
         self._blocks = blocks
         self._rule = rule
+        self._stored_share = float(has_store)
         self._most_blocks = int(rule.share * num_blocks)
-        self._under_way: OrderedDict[Program, tuple[float, float]] = OrderedDict()
+        self._under_way: OrderedDict[Program, _UnderWay] = OrderedDict()
         self._kept: dict[Program, _Kept] = {}
         self.num_blocks = 0
 
@@ -95,14 +113,32 @@ class KeptPrograms:
         program = program_of(job)
         if program is None:
             return
-        began_s, last_s = self._under_way.pop(program, (job.arrival_s, job.arrival_s))
-        job.program_began_s = began_s if job.arrival_s - last_s <= GONE_S else job.arrival_s
-        self._under_way[program] = (job.program_began_s, job.arrival_s)
+        under_way = self._under_way.pop(program, None)
+        if under_way is None or job.arrival_s - under_way.last_s > GONE_S:
+            under_way = _UnderWay(job.arrival_s, job.arrival_s)
+        job.program_began_s, under_way.last_s = under_way.began_s, job.arrival_s
+        self._under_way[program] = under_way
         if len(self._under_way) > _MOST_PROGRAMS:
             self._under_way.popitem(last=False)
         self._rule.came(program, now_s)
         if (kept := self._kept.get(program)) is not None:
             kept.until_s, job.num_kept_tokens = inf, kept.num_tokens
+
+    def looked_up(self, job: Job, device_tokens: int, found_tokens: int) -> None:
+        """A turn's leading tokens were looked up: on the device, and there or in the store.
+
+        The first look counts, and as much as the device lacks of the turn before.
+        """
+        program = program_of(job)
+        under_way = None if program is None else self._under_way.get(program)
+        if under_way is None:
+            return
+        left_tokens, under_way.left_tokens = under_way.left_tokens, 0
+        lacking_tokens = left_tokens - device_tokens
+        if lacking_tokens > 0:
+            stored_tokens = min(left_tokens, found_tokens) - device_tokens
+            wrong_tokens = stored_tokens - self._stored_share * lacking_tokens
+            self._stored_share += _NEWEST_WEIGHT * wrong_tokens / left_tokens
 
     def started(self, job: Job) -> None:
         """A turn now holds its blocks itself, or never will."""
@@ -118,11 +154,14 @@ class KeptPrograms:
         self.started(job)
         if not finished or job.state is not JobState.RESIDENT:
             return
-        seconds = self._rule.keep_s(program, job.num_computed_tokens, now_s)
+        tokens = job.num_computed_tokens
+        if program in self._under_way:
+            self._under_way[program].left_tokens = tokens
+        seconds = self._rule.keep_s(program, tokens, now_s, self._stored_share)
         if not seconds:
             return
         blocks = self._blocks.keep(job)
-        self._kept[program] = _Kept(blocks, job.num_computed_tokens, now_s + seconds, began_s(job))
+        self._kept[program] = _Kept(blocks, tokens, now_s + seconds, began_s(job))
         self.num_blocks += len(blocks)
         while self.num_blocks > self._most_blocks:
             self._drop(self._first_to_go())

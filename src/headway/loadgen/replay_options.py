@@ -11,7 +11,14 @@ from math import inf
 import msgspec
 import numpy as np
 
-from headway.core.hints import MAX_OUTPUT_TOKENS, PROGRAM, TENANT, length_hints, target_hints
+from headway.core.hints import (
+    AGENTIC_CONTEXT,
+    MAX_OUTPUT_TOKENS,
+    PROGRAM,
+    TENANT,
+    length_hints,
+    target_hints,
+)
 from headway.core.length_estimate import LengthEstimate
 from headway.errors import ConfigError
 from headway.http_client import api_url
@@ -178,12 +185,16 @@ class Dialect:
         )
 
     def _hints(self, request: TraceRequest) -> dict[str, object]:
-        """Targets, tenant, program and the declared output limit. The forced length is no estimate and is not sent."""
+        """Targets, tenant, program and the declared output limit; the forced length is no estimate and stays unsaid.
+
+        The program is named for Headway and for vllm-router.
+        """
         hints: dict[str, object] = {**target_hints(request.slo)}
         if request.tenant:
             hints[TENANT] = request.tenant
         if request.session is not None:
             hints[PROGRAM] = request.session
+            hints[AGENTIC_CONTEXT] = msgspec.json.encode({"program_id": request.session}).decode()
         limit = request.max_output_tokens
         if limit is None and self.max_model_len is not None and request.prompt is None:
             limit = self.max_model_len - request.input_tokens

@@ -36,11 +36,12 @@ class _Pauses:
 class KeepUntilReturn:
     """Keeps a program's KV as long as its expected return is worth more than the memory.
 
-    The worth is the time to compute the prompt again, times the share of the tenant's recent pauses that were over by
-    then. The price of memory is engine time: a program that holds a tenth of it for ten seconds costs one second, as
-    jobs are ranked by work with memory (`RemainingWork`). Among all moments up to `longest_s`, the one with the largest
-    gain is the program's time to live. Nothing is kept without a gain, or before eight pauses of the tenant have been
-    seen. All programs together keep at most `share` (0 to 1) of the device's KV blocks.
+    Worth is what the prompt would take to compute again, times the share of the tenant's pauses of late that were over
+    by then. What a store would bring back counts with the memory that its load holds instead. The price of memory is
+    engine time: a program that holds a tenth of it for ten seconds costs one second, as jobs are ranked by work with
+    memory (`RemainingWork`). Of all moments up to `longest_s` the one with the most gain is the program's time to live.
+    Nothing is kept if there is no gain, or before eight pauses of the tenant have been seen. All programs together keep
+    at most `share` (0 to 1) of the device's KV blocks.
 
     Costs: O(log) for a turn that arrives, O(_RECENT) for a turn that ends.
     """
@@ -64,16 +65,18 @@ class KeepUntilReturn:
         if since_s is not None:
             self._learn(program, now_s - since_s)
 
-    def keep_s(self, program: Program, num_tokens: int, now_s: float) -> float:
-        """Seconds to keep the `num_tokens` of KV of a program whose turn has ended; 0: release them."""
+    def keep_s(self, program: Program, num_tokens: int, now_s: float, stored_share: float = 0.0) -> float:
+        """Seconds for which the `num_tokens` of KV of a program whose turn has ended are kept; 0: let go."""
         self._since_s.pop(program, None)
         self._since_s[program] = now_s
         self._give_up(now_s)
         pauses = self._pauses.get(program[0])
         if pauses is None or len(pauses.ascending) < _TELLING or not self._cost.kv_tokens:
             return 0.0
-        again_s = self._cost.prefill_s(num_tokens)
-        return best_wait_s(pauses.ascending, again_s, num_tokens / self._cost.kv_tokens)
+        held = num_tokens / self._cost.kv_tokens
+        load_s, prefill_s = held * self._cost.load_s(num_tokens), self._cost.prefill_s(num_tokens)
+        again_s = stored_share * load_s + (1 - stored_share) * prefill_s
+        return best_wait_s(pauses.ascending, again_s, held)
 
     def _give_up(self, now_s: float) -> None:
         """Programs that have paused for longer than any is kept did not return in time."""

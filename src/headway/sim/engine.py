@@ -148,7 +148,7 @@ class SimulatedEngine:
         rule = self.policy.retention
         if rule is None or limits.kv_groups or not limits.prefix_caching:
             return None
-        return KeptPrograms(self.pool, rule, limits.num_blocks)
+        return KeptPrograms(self.pool, rule, limits.num_blocks, has_store=self.store is not None)
 
     @property
     def serial_copies(self) -> bool:
@@ -167,6 +167,8 @@ class SimulatedEngine:
             self.kept.came(job, now_s)
         if self._prefixes is not None:
             self._prefixes.come(job)
+            if self.kept is not None and self.store is not None:
+                self.kept.looked_up(job, job.num_cached_tokens, job.num_found_tokens)
         self.policy.add(job)
         self._fail_if_oversized(job, now_s)
 

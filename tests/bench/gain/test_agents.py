@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.gain.agents import AgentRun, cell, drawn, programs
+from bench.gain.agents_real import shrunk
 from headway.results import summarize
 from headway.traces import TraceRequest
 
@@ -55,3 +56,10 @@ def test_the_gain_is_stocks_mean_over_the_contenders() -> None:
     assert (figures["gain"], figures["programs"], figures["prefix_hit_rate"]) == (1.5, 2, 0.5)
     assert AgentRun("vllm", 0.0, 1).contender == "vllm"
     assert AgentRun("vllm", 200.0, 1).contender == "vllm, 200 GiB on the host"
+
+
+def test_a_block_of_the_demos_programs_is_named_by_the_last_of_those_it_stands_for() -> None:
+    turn = TraceRequest("0", 20.0, 70 * 512, 64, think_s=5.0, prefix_blocks=tuple(range(70)))
+    small = shrunk(turn)
+    assert (small.arrival_s, small.think_s, small.input_tokens, small.output_tokens) == (2.0, 0.5, 1120, 2)
+    assert small.prefix_blocks == (31, 63)

@@ -46,4 +46,5 @@ def kept_programs_of(engine: StepPort, admission: Admission) -> KeptPrograms | N
     manager, rule = engine.kv_cache_manager, engine.guard.policy.retention
     if rule is None or not (manager.enable_caching and admission.one_block_for_all_layers):
         return None
-    return KeptPrograms(KeptVllmBlocks(manager), rule, engine.view.total_blocks)
+    has_store = engine.transfers is not None
+    return KeptPrograms(KeptVllmBlocks(manager), rule, engine.view.total_blocks, has_store=has_store)

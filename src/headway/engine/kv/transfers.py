@@ -57,8 +57,11 @@ class Transfers:
         self._beside[request.request_id] = tokens or 0 if is_beside else 0
         if tokens is None:
             self._undecided.add(request.request_id)
-        else:
-            self._undecided.discard(request.request_id)
+            return answer
+        self._undecided.discard(request.request_id)
+        if self._engine.kept is not None:
+            job = self._engine.jobs[request.request_id]
+            self._engine.kept.looked_up(job, num_local_tokens, num_local_tokens + tokens)
         return answer
 
     # ---- before a step -----------------------------------------------------------------------------

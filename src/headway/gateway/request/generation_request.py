@@ -13,6 +13,7 @@ from uuid import uuid4
 import msgspec
 
 from headway.core.hints import (
+    AGENTIC_CONTEXT,
     MAY_MOVE,
     PROGRAM,
     TENANT,
@@ -27,7 +28,7 @@ from headway.errors import HintError
 from headway.gateway.book.accounts import BatchLine
 from headway.gateway.http.api import APIS, CHAT, COMPLETIONS, MESSAGES, RESPONSES, Api
 from headway.gateway.http.refusal import GatewayError, bad_request
-from headway.gateway.request.program import AGENTIC_CONTEXT, of_tenant, program_of
+from headway.gateway.request.program import of_tenant, program_of
 from headway.http_client import NOT_AS_EXPECTED
 from headway.routing.cache_aware import BYTES_PER_TOKEN, prompt_blocks
 

@@ -10,11 +10,9 @@ from typing import Any
 
 import msgspec
 
-from headway.core.hints import MAX_PROGRAM_CHARACTERS, PROGRAM, header_text
+from headway.core.hints import AGENTIC_CONTEXT, MAX_PROGRAM_CHARACTERS, PROGRAM, header_text
 from headway.http_client import NOT_AS_EXPECTED
 
-AGENTIC_CONTEXT = "agentic_context"
-"""vllm-router's extra argument: an object, or its JSON text."""
 _HEADERS = (
     (b"x-program-id", None),
     (b"x-dynamo-session-id", None),
