@@ -110,7 +110,7 @@ def test_a_first_token_comes_first_once_it_has_waited_twice_as_long_as_prompts_a
 
 
 def test_what_is_due_takes_tokens_from_prompts_that_have_begun() -> None:
-    begun_s = prefilling("begun", prompt=30, computed=10, arrival_s=75.0)
+    begun_s = prefilling("begun", prompt=30, computed=10, arrival_s=25.0)
     long = make_job("long", prompt=40)
     # Of 50 tokens the newcomer has 40.
     assert in_order(long, begun_s, now_s=81.0, budget=50, patience_s=1e9, tail=0.0).chunk_cap == {begun_s: 10}

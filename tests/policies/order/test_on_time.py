@@ -168,8 +168,8 @@ def test_one_that_was_overdue_and_can_be_in_time_after_all_is_named_once() -> No
 
 
 def test_without_targets_one_that_has_waited_too_long_comes_first() -> None:
-    # By work `short` is first, however old `long` is: where a unit of work gives way for 1,000 s.
-    long, short = make_job("long", prompt=50), make_job("short", prompt=1, arrival_s=30.0)
+    # By work `short` is first, however late it is: it came soon after `long`.
+    long, short = make_job("long", prompt=50), make_job("short", prompt=1, arrival_s=0.1)
     order = on_time(long, short, patience_s=60.0)
     for now_s, first in ((59.0, ["short", "long"]), (60.0, ["long", "short"])):
         assert ids(order.top(2, now_s)) == ids(order.rank([long, short], now_s)) == first

@@ -10,7 +10,7 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from headway.errors import ConfigError
-from headway.policies.order.predicted_remaining import PredictedRemaining, give_way_s
+from headway.policies.order.predicted_remaining import PredictedRemaining, give_way
 from headway.policies.presets import find_preset
 from tests.policies.contract import Arrival, Workload, drive, from_preset
 from tests.policies.instance import small_engine
@@ -32,21 +32,46 @@ def indexed(jobs: list[Job], tail: float = 0.5) -> PredictedRemaining:
     return order
 
 
+def seen(jobs: list[Job], tail: float = 0.5) -> PredictedRemaining:
+    """The order after a step without tokens, which goes by the backlogs that the jobs found."""
+    order = indexed(jobs, tail)
+    order.observe(NO_STEP)
+    return order
+
+
 def test_the_least_work_first_by_a_bounded_time() -> None:
-    # Work 80/8 = 10, 16/8 = 2, 4 + 8/8 = 5, and keys 0 + 20 ln 10 = 46.1, 30 + 20 ln 2 = 43.9, 15 + 20 ln 5 = 47.2.
-    jobs = [expecting("a", 80), expecting("b", 16, 30.0), expecting("c", 8, 15.0, prompt=5)]
-    order = indexed(jobs)
+    # Work 80/8 = 10, 16/8 = 2, 4 + 8/8 = 5: together 17, and T is 34. Keys: 0 + 34 ln 10 = 78.3, 45 + 34 ln 2 = 68.6,
+    # 26 + 34 ln 5 = 80.7.
+    jobs = [expecting("a", 80), expecting("b", 16, 45.0), expecting("c", 8, 26.0, prompt=5)]
+    order = seen(jobs)
     assert ids(order.top(9, 70.0)) == ids(order.rank(jobs, 70.0)) == ["b", "a", "c"]
     # Time alone changes nothing.
     assert ids(order.top(9, 1e6)) == ["b", "a", "c"]
-    # At one end of the dial it is nearly first come, first served (2.3, 30.7 and 16.6), at the other shortest first.
-    assert ids(indexed(jobs, tail=1.0).top(9, 70.0)) == ["a", "c", "b"]
-    assert ids(indexed(jobs, tail=0.0).top(9, 70.0)) == ["b", "c", "a"]
+    # At one end of the dial it is nearly first come, first served (3.9, 46.2 and 28.7), at the other shortest first.
+    assert ids(seen(jobs, tail=1.0).top(9, 70.0)) == ["a", "c", "b"]
+    assert ids(seen(jobs, tail=0.0).top(9, 70.0)) == ["b", "c", "a"]
 
 
-@pytest.mark.parametrize(("tail", "seconds"), [(0.0, 400.0), (0.5, 20.0), (1.0, 1.0)])
-def test_the_dial_is_a_time(tail: float, seconds: float) -> None:
-    assert give_way_s(tail) == pytest.approx(seconds)
+@pytest.mark.parametrize(("tail", "backlogs"), [(0.0, 40.0), (0.5, 2.0), (1.0, 0.1)])
+def test_the_dial_is_in_mean_backlogs(tail: float, backlogs: float) -> None:
+    assert give_way(tail) == pytest.approx(backlogs)
+
+
+def test_the_dial_goes_by_the_backlog_of_late() -> None:
+    # Jobs of 1 s: after the first there is 1 s of work, after the last 100 s, and the last 64 or so count.
+    order = indexed([])
+    jobs = [expecting(f"{n:02}", 8) for n in range(100)]
+    for job in jobs:
+        order.add(job)
+        order.observe(NO_STEP)
+    assert 64 < order.give_way_s < 200
+    for job in jobs:
+        order.end(job)
+    for n in range(400):  # one at a time
+        order.add(job := expecting(f"later {n:03}", 8))
+        order.observe(NO_STEP)
+        order.end(job)
+    assert 2 <= order.give_way_s < 4
 
 
 def test_ties_end_in_arrival_and_id() -> None:
@@ -164,13 +189,13 @@ def test_no_job_is_passed_by_one_that_comes_later_than_it_gives_way(
 ) -> None:
     """A job that ranks before another arrived within T ln(ratio of their work), and if later has no more work."""
     made = [expecting(f"{n:02}", tokens, at_s, prompt) for n, (at_s, tokens, prompt) in enumerate(jobs)]
-    order = indexed(made, tail)
+    order = seen(made, tail)
     work_s = [job.num_prompt_tokens - 1 + tokens / 8 for job, (_, tokens, _) in zip(made, jobs, strict=True)]
     work = dict(zip(made, work_s, strict=True))
     ranked = order.top(len(made), 0.0)
     for place, job in enumerate(ranked):
         for before in ranked[:place]:
-            later_s = give_way_s(tail) * log(1.02 * work[job] / work[before])
+            later_s = order.give_way_s * log(1.02 * work[job] / work[before])
             assert before.arrival_s <= job.arrival_s + later_s + 1e-6
 
 
@@ -212,8 +237,9 @@ def flood(tail: float) -> float | None:
 
 def test_a_flood_of_short_answers_delays_a_long_one_for_as_long_as_it_gives_way_and_no_more() -> None:
     # A tenth of a second a token. The short ones' work is 10 x 0.1 + 0.1 / 8 s, the long one's 30 x 0.1 + 3 x 0.1 / 8:
-    # three times that. It gives way for T ln 3: 22.0 s at 0.5, so those of 0 to 21 s go first, a second each.
-    assert flood(0.5) == 22.0
-    # 1.1 s at 1, and more than the minute at 0.
-    assert flood(1.0) == 2.0
+    # three times that. In the first step there are 4.05 s of work, and in each that
+    # follows; T is 8.1 s. The long one gives way for T ln 3 = 8.9 s, so those of 0 to 8 s go first, a second each.
+    assert flood(0.5) == 9.0
+    # A twentieth of that at 1, and 20 times as much, more than the minute, at 0.
+    assert flood(1.0) == 1.0
     assert flood(0.0) == 60.0

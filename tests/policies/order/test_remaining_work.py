@@ -244,14 +244,14 @@ BY_WORK: list[Callable[[CostModel], Order]] = [
 def test_a_long_prompt_that_came_before_step_times_were_known_waits_for_a_short_one(
     build: Callable[[CostModel], Order],
 ) -> None:
-    # 7,000 tokens are 0.35 s of work, 16 are 0.8 ms; where a unit of work gives way for 1,000 s that is worth 40 s.
+    # 7,000 tokens are 0.35 s of work, 16 are 0.8 ms.
     cost = Learning()
     order = build(cost)
     jobs = [
         make_job("long", prompt=7_000, limit=8, predicted_length=exactly(8)),
-        make_job("short", prompt=16, limit=8, arrival_s=40.0, predicted_length=exactly(8)),
+        make_job("short", prompt=16, limit=8, arrival_s=0.01, predicted_length=exactly(8)),
     ]
-    nothing = StepOutcome(now_s=40.0, plan=StepPlan(), tokens={})
+    nothing = StepOutcome(now_s=0.01, plan=StepPlan(), tokens={})
     for job in jobs:
         order.add(job)
         order.observe(nothing)

@@ -114,6 +114,7 @@ class RemainingWork:
         self._memory = memory
         self.believes_predictions = True
         self._work_s: dict[Job, float] = {}
+        self._total_ns = 0  # whole: the sum hangs on no order
         self._until_tokens: dict[Job, int] = {}
         self._usual = UsualLength()
         self._in_doubt: dict[Job, None] = {}
@@ -127,7 +128,9 @@ class RemainingWork:
         outgrown = expected is not None and produced > expected.tokens
         stride = max(LEAST_STRIDE_TOKENS, min(to_come, 2.0 * produced or to_come) / 4)
         self._until_tokens[job] = produced + ceil(max(stride, produced / 16) if outgrown else stride)
-        work_s = self._work_s[job] = self._until_end_s(job, to_come)
+        work_s = self._until_end_s(job, to_come)
+        self._total_ns += _ns(work_s) - _ns(self._work_s.get(job, 0.0))
+        self._work_s[job] = work_s
         return work_s
 
     def _until_end_s(self, job: Job, to_come: float) -> float:
@@ -195,6 +198,11 @@ class RemainingWork:
         """The last estimate of a job's work, in seconds."""
         return self._work_s[job]
 
+    @property
+    def total_s(self) -> float:
+        """The work of all live jobs as last estimated, in seconds: what the last takes first come, first served."""
+        return self._total_ns / 1e9
+
     def outdated(self, jobs: Iterable[Job], coming_tokens: int = 0) -> list[Job]:
         """The jobs whose estimates are outdated once they have brought `coming_tokens` more.
 
@@ -238,8 +246,13 @@ class RemainingWork:
 
     def forget(self, job: Job) -> None:
         """Keep nothing of a job that is gone."""
-        del self._work_s[job], self._until_tokens[job]
+        self._total_ns -= _ns(self._work_s.pop(job))
+        del self._until_tokens[job]
         self._in_doubt.pop(job, None)
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
 
 
 def _differ(one: float, other: float) -> bool:
