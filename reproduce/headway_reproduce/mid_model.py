@@ -1,4 +1,4 @@
-"""A model of 46 million parameters, random and made on the spot: large enough that computing it dominates a step."""
+"""A model of 46 million random parameters, made on the spot: large enough that computing it dominates a step."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ RECIPE = DemoRecipe(
 
 
 def ensure_mid_model(cache_dir: Path | None = None) -> Path:
-    """Its directory, made first if it is not there (about three seconds, 92 MB, no network)."""
+    """The model's directory, made first if it is not there (about three seconds, 92 MB, no network)."""
     return ensure_model("mid", RECIPE, cache_dir)

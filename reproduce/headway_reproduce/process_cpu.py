@@ -1,4 +1,4 @@
-"""What processes of this machine take of its cores, from Linux's /proc."""
+"""CPU use of this machine's processes, from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 _PARENT = 1
-"""Place among the fields of `stat` that follow the process's name."""
+"""Index of the parent among the fields of `stat` that follow the process's name."""
 
 
 def cpu_s(pid: int, proc: Path = PROC) -> float:
@@ -40,7 +40,7 @@ def family(pid: int, proc: Path = PROC) -> list[int]:
             stat = (entry / "stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # The name is in brackets and may hold spaces and brackets itself.
+        # The name is in brackets and may itself contain spaces and brackets.
         parent = int(stat.rpartition(")")[2].split()[_PARENT])
         children.setdefault(parent, []).append(int(entry.name))
     found = [pid]

@@ -1,4 +1,6 @@
-"""The machine all papers share: runs made phase by phase, numbers over their seeds, tables and charts of them."""
+"""The machinery that all papers share: runs made phase by phase, numbers over their seeds, tables and charts of
+them.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +18,13 @@ from headway.results.svg import Points, settings_svg
 from headway.statistics import deviation, known, mean_of_all
 from headway_reproduce.claims import Claim, verdict_counts
 
-_DIGITS = 4
-
 RunT = TypeVar("RunT", bound=Digested)
 ResultT = TypeVar("ResultT", bound="Result")
 PointT = TypeVar("PointT")
 PointT_contra = TypeVar("PointT_contra", contravariant=True)
 
 Range = tuple[float, float]
-"""Least and most."""
+"""The least and the largest value."""
 
 # ---- numbers -------------------------------------------------------------------------------------------
 
@@ -44,31 +44,21 @@ def spread(values: Iterable[float | None]) -> Spread:
 
 
 def ratio(mine: float | None, theirs: float | None) -> float | None:
-    """One number over another, where both are there."""
+    """The quotient of two numbers; None where one is missing."""
     return mine / theirs if mine is not None and theirs else None
 
 
 def span(values: Iterable[float | None]) -> Range | None:
-    """The least and the most of the values that are there."""
+    """The smallest and the largest of the values that are not None; None without any."""
     found = known(values)
     return (min(found), max(found)) if found else None
-
-
-def short(value: float | None) -> float | None:
-    """A number as scripts read it."""
-    return None if value is None else round(value, _DIGITS)
-
-
-def short_range(found: Range | None) -> list[float | None] | None:
-    """A range as scripts read it."""
-    return None if found is None else [short(value) for value in found]
 
 
 # ---- what the runs came to -----------------------------------------------------------------------------
 
 
 class Result(Protocol):
-    """What a run came to."""
+    """The result of a run."""
 
     @property
     def unfinished(self) -> int:
@@ -77,7 +67,7 @@ class Result(Protocol):
 
 
 class Scope(Protocol):
-    """How much of a paper is run."""
+    """Which of a paper's experiments are run."""
 
     @property
     def quick(self) -> bool:
@@ -85,11 +75,11 @@ class Scope(Protocol):
         ...
 
     def num_runs(self) -> int:
-        """All runs together."""
+        """The number of all runs."""
         ...
 
     def seconds_a_run(self) -> float:
-        """About how long a run takes on one core, in the mean."""
+        """The mean seconds of a run on one core, roughly."""
         ...
 
 
@@ -102,10 +92,10 @@ def read_kept(root: Path, kind: type[ResultT], file: str = FILE) -> Kept[RunT, R
 
 @dataclass(frozen=True)
 class Runs(ABC, Generic[RunT, ResultT]):
-    """A paper's runs as far as they are made, and how to make and tabulate them."""
+    """A paper's runs that are made so far, and the means to make and tabulate them."""
 
     measured_on: ClassVar[str]
-    """What tables of these runs say of themselves."""
+    """The machine named in tables of these runs."""
     kept: Kept[RunT, ResultT]
     scope: Scope
 
@@ -124,7 +114,7 @@ class Runs(ABC, Generic[RunT, ResultT]):
             run_kept(runs, self.kept, self.simulate, jobs=jobs, tick=tick)
 
     def num_kept(self) -> int:
-        """How many runs are kept, as far as the phases made so far tell which runs there are."""
+        """The number of kept runs, as far as the phases so far determine which runs there are."""
         done: set[str] = set()
         for runs in self.phases():
             digests = {run.digest() for run in runs}
@@ -188,7 +178,7 @@ class PointScope(Scope, Protocol[PointT_contra]):
 
 @dataclass(frozen=True)
 class PointFindings(Runs[RunT, ResultT], Generic[PointT, RunT, ResultT]):
-    """The runs of policies at points: a value is None where some seed has no such value."""
+    """The runs of policies at points; a value is None where some seed has no such value."""
 
     scope: PointScope[PointT]
 
@@ -211,7 +201,7 @@ class PointFindings(Runs[RunT, ResultT], Generic[PointT, RunT, ResultT]):
     def ratios(
         self, point: PointT, policy: str, over: str, number: Callable[[ResultT], float | None]
     ) -> Spread:
-        """One policy's number over another's, seed by seed: both served the same requests."""
+        """One policy's number relative to another's, seed by seed: both served the same requests."""
         pairs = zip(self.results(point, policy), self.results(point, over), strict=True)
         return spread(ratio(number(mine), number(theirs)) for mine, theirs in pairs)
 
@@ -222,7 +212,7 @@ class PointFindings(Runs[RunT, ResultT], Generic[PointT, RunT, ResultT]):
         return self.ratios(point, policy, over, number).mean
 
     def unfinished(self, points: Iterable[PointT], policies: Sequence[str]) -> list[str]:
-        """A sentence for each policy and point at which requests did not finish: nothing compares with it."""
+        """A sentence for every policy and point with unfinished requests, which make it incomparable."""
         return [
             f"{policy} at {point}: requests that did not finish: {missing}; it is not comparable."
             for point in points
@@ -238,22 +228,22 @@ FindingsT = TypeVar("FindingsT", bound="Runs[Any, Any]")
 
 
 class RepeatedPaper(ABC, Generic[FindingsT]):
-    """A paper whose simulated runs are made first and told after; a subclass says which runs, and what of them."""
+    """A paper whose simulated runs are all made before the report; a subclass defines the runs and the report."""
 
     name: ClassVar[str]
     title: ClassVar[str]
 
     @abstractmethod
     def findings(self, request: PaperRequest) -> FindingsT:
-        """The runs that are asked for, with what the request's folder keeps of them."""
+        """The requested runs, with those that the request's folder keeps."""
 
     @abstractmethod
     def more_seconds(self, request: PaperRequest) -> float:
-        """About how long everything takes that is not a simulated run."""
+        """Seconds of everything except the simulated runs, roughly."""
 
     @abstractmethod
     def study(self, findings: FindingsT, request: PaperRequest, tell: Tell) -> Study:
-        """What came out, once all runs are made."""
+        """The report, once all runs are made."""
 
     def size(self, request: PaperRequest) -> Size:
         """As `Paper.size`."""
@@ -278,28 +268,28 @@ class RepeatedPaper(ABC, Generic[FindingsT]):
         facts: Sequence[tuple[str, str]],
         claims: Sequence[Claim],
         parts: Iterable[StudyPart | None],
-        data: Mapping[str, object],
     ) -> Study:
-        """The study; a part that is None is not run. `extent` says what all the runs are.
+        """The study; a part that is None is not run. `extent` describes the complete set of runs.
 
-        Scripts read `data`, every statement of the paper, and every table as it is shown.
+        The JSON output has the facts, every statement of the paper, and every table as it is shown.
         """
         part = "the quick part, 1 seed" if scope.quick else extent
         counts = {"cells_run": scope.num_runs(), "cells_total": whole.num_runs()}
         shown = [part for part in parts if part is not None]
         said = f"{counts['cells_run']:,} of {counts['cells_total']:,} simulated runs: {part}"
+        facts = [("scope", said), *facts]
         return Study(
             name=self.name,
             title=self.title,
-            facts=[("scope", said), *facts],
+            facts=facts,
             parts=shown,
             data={
                 "quick": scope.quick,
                 **counts,
                 "seeds": seeds,
+                "facts": dict(facts),
                 "verdicts": verdict_counts(claims),
                 "claims": [asdict(claim) for claim in claims],
-                **data,
                 "tables": {
                     table.name: {"headings": table.headings, "rows": table.rows}
                     for part in shown

@@ -1,4 +1,6 @@
-"""A simulated run of one engine, decided by plain data; its policy counted, or with a batch for each stage."""
+"""A simulated run of one engine, determined by plain data; wrappers that meter its policy or fill a batch for each
+stage.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,12 @@ from headway_reproduce.study import PointFindings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRun:
-    """All that decides one simulated run of one engine.
+    """All that determines one simulated run of one engine.
 
-    `seed` draws the workload `trace` (`gen:...`) anew, and the noise of the clock. Each pipeline stage is of `tp`
-    GPUs. `parts` take the place of the policy's own; with `micro_batches` it fills a batch for each stage.
-    `copy_bytes_per_s` takes the place of the hardware's own rate between device and host. With `every_step` no
-    stretch of equal steps is stepped over, so that the time of every plan is measured, and the KV at each.
+    `seed` draws the workload `trace` (`gen:...`) anew, and the noise of the clock. Each pipeline stage has `tp` GPUs.
+    `parts` replace the policy's own; with `micro_batches` it fills a batch for each stage. `copy_bytes_per_s` replaces
+    the hardware's own rate between device and host. With `every_step` no stretch of equal steps is stepped over, so
+    that the time of every plan is measured, and the KV at each.
     """
 
     hardware: str
@@ -54,16 +56,16 @@ class StudyRun:
     every_step: bool = False
 
     def digest(self) -> str:
-        """Tells apart any two runs that may differ, in what is asked for, the costs, or the release."""
+        """Distinguishes any two runs that may differ, in their settings, costs, or the release."""
         said = [release(), _fingerprint(*_machine(self)), *sorted(asdict(self).items())]
         return sha256(repr(said).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """What a run came to: `end_s` simulated seconds and `steps`; `meter` counts what the policy did.
+    """The result of a run: `end_s` simulated seconds and `steps`; `meter` counts the policy's actions.
 
-    `saturated_rps` is as `saturated_rps` says; None where too few requests finished.
+    `saturated_rps` is the result of the function of that name; None where too few requests finished.
     """
 
     summary: Summary
@@ -81,11 +83,11 @@ class RunResult:
 KeptRuns = Kept[StudyRun, RunResult]
 
 Number = Callable[[RunResult], float | None]
-"""What is asked of a run; None where it has no such value."""
+"""A value of a run; None where it has no such value."""
 
 
 def summary_key(key: str) -> Number:
-    """The number that a summary has under a key."""
+    """A function that reads the summary's value under a key."""
 
     def value(result: RunResult) -> float | None:
         found: float | None = getattr(result.summary, key)
@@ -98,12 +100,13 @@ throughput_rps = summary_key("throughput_rps")
 """Requests a second."""
 
 SATURATED = (0.1, 0.8)
-"""Shares of the finished requests between which a queue of all of them at once neither fills the engine nor leaves it
-empty."""
+"""Shares of the finished requests between which a queue of all of them at once keeps the engine full: not filling
+up, and not running empty.
+"""
 
 
 def saturated_rps(finished_s: Sequence[float]) -> float | None:
-    """Requests a second between the ends of SATURATED of them; None where these are no two instants."""
+    """Requests a second between the finish times of SATURATED of them; None if these are the same instant."""
     ends = sorted(finished_s)
     first, last = (int(share * len(ends)) for share in SATURATED)
     if last <= first or ends[last] <= ends[first]:
@@ -155,7 +158,7 @@ def _costs(run: StudyRun) -> Calibration:
 
 
 def _machine(run: StudyRun) -> tuple[str, str, int, int]:
-    """What decides the costs: hardware, model, GPUs of a stage and stages."""
+    """The determinants of costs: hardware, model, GPUs of a stage and stages."""
     return run.hardware, run.model, run.tp, run.limits.pipeline_stages
 
 
@@ -173,7 +176,7 @@ class EnginePoint(Protocol):
     """One setting that policies are compared at on one engine."""
 
     def run(self, policy: str, seed: int) -> StudyRun:
-        """This setting under one policy."""
+        """The run of a policy at this setting."""
         ...
 
 
@@ -182,7 +185,7 @@ PointT = TypeVar("PointT", bound=EnginePoint)
 
 @dataclass(frozen=True)
 class EngineFindings(PointFindings[PointT, StudyRun, RunResult], Generic[PointT]):
-    """What the runs of one engine came to."""
+    """The runs of one engine at points."""
 
     @property
     def simulate(self) -> Callable[[StudyRun], RunResult]:
@@ -204,7 +207,7 @@ PolicyT = TypeVar("PolicyT", bound=Policy)
 
 
 def of_kind(kind: type[PolicyT], policy: Policy) -> PolicyT:
-    """A policy of another kind with the parts of this one."""
+    """A policy of another class with the parts of this one."""
     return kind(**{part.name: getattr(policy, part.name) for part in fields(policy)})
 
 
@@ -222,10 +225,10 @@ def micro_batched(build: PolicyFactory) -> PolicyFactory:
 
 
 class _MicroBatched(Policy):
-    """Decides as the policy whose parts it has, with a batch's width beside those in flight."""
+    """Delegates decisions to the policy whose parts it has, with a batch width for each step in flight."""
 
     def plan(self, view: StepView) -> StepPlan:
-        """As the policy, without jobs that have nothing to compute before their step comes back."""
+        """The policy's plan, without jobs that have nothing to compute before their step comes back."""
         in_flight = {job for job in view.residents if job.awaiting_output}
         view.max_run += len(in_flight)
         try:
@@ -239,12 +242,11 @@ class _MicroBatched(Policy):
 
 @dataclass(slots=True, kw_only=True)
 class Meter:
-    """Counts of a run: jobs swapped out, jobs dropped to be computed again, and how many of these the host lacked
-    room for. `peak_kv_blocks` is the most KV that jobs had at once, on the device or the host, where it was counted.
+    """Counts of a run: jobs swapped out, jobs dropped to be computed again, and how many of these the host lacked room
+    for. `peak_kv_blocks` is the most KV that jobs had at once, on the device or the host, where it was counted.
 
-    Room is asked about only where a policy chooses its victims itself; those of stock vLLM have no other way.
-    `plans` decisions took `plan_s` seconds of this process's CPU time; steps that are stepped over are not
-    planned.
+    Room is counted only where a policy chooses its victims itself; stock vLLM's victims have no alternative. `plans`
+    decisions took `plan_s` seconds of this process's CPU time; steps that are stepped over are not planned.
     """
 
     swaps: int = 0
@@ -256,11 +258,11 @@ class Meter:
 
 
 def metered(build: PolicyFactory, meter: Meter, *, count_kv: bool = False) -> PolicyFactory:
-    """A factory of the same policies, all of whose decisions are counted in `meter`; their KV with `count_kv`."""
+    """A factory of the same policies, whose decisions are all counted in `meter`; with `count_kv` also their KV."""
 
     def build_metered(cost: CostModel) -> Policy:
         policy = build(cost)
-        mine = type(policy)  # the metered policy is still of its kind, to code that asks
+        mine = type(policy)  # code that checks the policy's class still finds it
         kind: type[_MeteredPolicy] = type(f"_Metered{mine.__name__}", (_MeteredPolicy, mine), {})
         found = of_kind(kind, policy)
         found.meter, found.count_kv = meter, count_kv
@@ -270,13 +272,13 @@ def metered(build: PolicyFactory, meter: Meter, *, count_kv: bool = False) -> Po
 
 
 class _MeteredPolicy(Policy):
-    """Decides as the policy whose parts it has."""
+    """Delegates decisions to the policy whose parts it has, and counts them."""
 
     meter: Meter
     count_kv: bool
 
     def plan(self, view: StepView) -> StepPlan:
-        """As the policy, timed."""
+        """The policy's plan, timed."""
         started_s = time.thread_time()
         plan = super().plan(view)
         self.meter.plan_s += time.thread_time() - started_s
@@ -289,7 +291,7 @@ class _MeteredPolicy(Policy):
         return plan
 
     def observe(self, outcome: StepOutcome) -> None:
-        """As the policy; a swap that was planned and did not happen found no room on the host."""
+        """Count swaps that were planned and did not happen for lack of host room; then update the policy."""
         super().observe(outcome)
         for job, fate in outcome.preempted.items():
             if fate is Fate.SWAP:
@@ -300,7 +302,7 @@ class _MeteredPolicy(Policy):
 
 
 def _without_room(view: StepView, plan: StepPlan) -> int:
-    """Victims to be recomputed for which the host has no room, those before them counted."""
+    """Victims to be recomputed for which the host has no room after those before them."""
     found, host_free = 0, view.host_free_blocks
     for job, fate in plan.preempt.items():
         unsent = view.unsent_blocks(job)

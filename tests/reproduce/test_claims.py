@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 from headway_reproduce.claims import (
+    NOTHING_TRIED,
     Claim,
     Held,
     Verdict,
@@ -17,6 +18,7 @@ from headway_reproduce.claims import (
     as_value,
     claims_part,
     judged,
+    reason_of,
     verdict_counts,
 )
 
@@ -86,6 +88,35 @@ def test_a_statement_is_judged_by_its_facts(facts: list[Held | None], verdict: V
     assert judged(*facts) == verdict
 
 
+@pytest.mark.parametrize(
+    ("stands", "without", "paper", "said"),
+    [
+        (1.2, 1.3, 1.38, "explains it"),  # within a tenth of the paper's
+        (1.1, 1.2, 1.38, "a part of it"),
+        (1.2, 1.1, 1.38, "not the reason"),  # further away
+        (1.5, 1.2, 1.38, "not the reason"),  # 1.087 times away before, 1.15 times after
+        (1.1, 1.13, 1.38, "not the reason"),  # as good as equal
+        (0.9, 1.04, inf, "explains it"),  # more than 1 is all that is said
+        (0.5, 0.9, inf, "a part of it"),
+        (1.2, 0.9, 0, "explains it"),
+    ],
+)
+def test_what_a_run_without_a_reason_says_of_it(
+    stands: float, without: float, paper: float, said: str
+) -> None:
+    assert (
+        reason_of(stands, {"no x": without}, paper)
+        == f"{stands:.2f} as it stands; no x {without:.2f} ({said})"
+    )
+
+
+def test_a_reason_is_judged_by_all_cases_together() -> None:
+    # From 1.1 to 1.2 and from 1.1 to 1.08, of 1.2: nearer in the mean, and not all there.
+    assert reason_of([1.1, 1.05], {"x": [1.2, 1.08]}, 1.2).endswith("x 1.08 to 1.20 (a part of it)")
+    assert reason_of([1.1, None], {"x": [1.2, 1.08]}, 1.2) == "1.10 as it stands"
+    assert reason_of(None, {"x": 1.0}, 1.2) == "not known as it stands"
+
+
 def _claim(says: str, verdict: Verdict, reading: str = "", reason: str = "") -> Claim:
     return Claim(
         where="abstract", says=says, paper="5.1", ours="2.0", verdict=verdict, reading=reading, reason=reason
@@ -113,7 +144,7 @@ def test_readings_stand_side_by_side_and_share_what_they_make_no_difference_to()
     shown: list[list[Value]] = [list(row) for row in part.tables[0].rows]
     assert shown == [
         ["abstract", "faster", "5.1", "2.0", "partly", "2.0", "not", "-", "", "no padding 1.1"],
-        ["abstract", "alone", "5.1", "-", "", "-", "", "2.0", "not", ""],
+        ["abstract", "alone", "5.1", "-", "", "-", "", "2.0", "not", NOTHING_TRIED],
         ["abstract", "KV", "5.1", *(["2.0", "reproduced"] * 3), ""],
     ]
     assert part.text == [

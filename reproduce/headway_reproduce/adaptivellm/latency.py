@@ -1,4 +1,4 @@
-"""AdaptiveLLM's latencies (Fig. 4, and Poisson arrivals), and what its decisions cost (section 4.6)."""
+"""AdaptiveLLM's turnaround (Fig. 4), and the cost of its decisions (section 4.6)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from headway_reproduce.adaptivellm.setting import (
     BASELINE,
     BY_PROMPT,
     LATENCY,
-    LOAD,
-    MAIN,
     ORDERS,
     PAPER_CAPS,
     PAPER_CUT_VLLM,
@@ -25,32 +23,26 @@ from headway_reproduce.adaptivellm.setting import (
     ModelAndData,
 )
 from headway_reproduce.adaptivellm.throughput import RULES, ThroughputFindings, file_name
-from headway_reproduce.study import Range, chart, short
+from headway_reproduce.study import Range, chart
 from headway_reproduce.study_runs import RunResult, summary_key
 
 turnaround = summary_key("weighted_turnaround")
 """Mean weighted turnaround."""
 
 CUTS: dict[str, Range] = {BASELINE: PAPER_CUT_VLLM, SWAP: PAPER_CUT_VLLM_S}
-"""What the paper compares with, and how much shorter its turnaround is, least and most."""
-_LOADED_KEYS = {
-    "mean_ttft_s": "TTFT s",
-    "mean_jct_s": "JCT s",
-    "p99_jct_s": "JCT p99 s",
-    "weighted_turnaround": "weighted turnaround",
-}
+"""The paper's baselines, and how much shorter its turnaround is, least and most."""
 
 
 class LatencyFindings(ThroughputFindings):
-    """Weighted turnaround against the batch cap (Fig. 4), and latencies under Poisson arrivals."""
+    """Weighted turnaround against the batch cap (Fig. 4)."""
 
     def cut(self, point: AdaptivePoint, policy: str, over: str) -> float | None:
-        """How much shorter the mean weighted turnaround is than another's: 0.2 is by a fifth."""
+        """How much shorter a policy's mean weighted turnaround is than another's: 0.2 is by a fifth."""
         found = self.ratio(point, policy, over, turnaround)
         return None if found is None else 1 - found
 
     def cuts(self, policy: str, over: str) -> dict[AdaptivePoint, float]:
-        """Those at the batch caps that the paper speaks of."""
+        """The cuts at the batch caps that the paper names."""
         points = [point for point in self.scope.latency_points() if point.cap in PAPER_CAPS]
         found = {point: self.cut(point, policy, over) for point in points}
         return {point: cut for point, cut in found.items() if cut is not None}
@@ -90,49 +82,16 @@ class LatencyFindings(ThroughputFindings):
         title = f"{group}: mean weighted turnaround"
         return chart(f"fig4-{file_name(group)}", title, curves, "batch cap, simulated", "1 is no waiting")
 
-    def data(self) -> dict[str, object]:
-        """Group -> batch cap -> reading -> how much shorter: 0.2 is by a fifth."""
-        data: dict[str, dict[str, object]] = {}
-        for point in self.scope.latency_points():
-            data.setdefault(str(point.group), {})[str(point.cap)] = {
-                name: {
-                    "vs_vllm": short(self.cut(point, policy, BASELINE)),
-                    "vs_vllm_s": short(self.cut(point, policy, SWAP)),
-                }
-                for name, policy in ORDERS.items()
-            }
-        return {"weighted_turnaround_cut": data}
-
-    def loaded(self) -> StudyPart | None:
-        """Latencies under Poisson arrivals; None where that is not run."""
-        points = self.scope.loaded_points(self.capacity_rps())
-        if not points:
-            return None
-        rows: list[list[Value]] = []
-        for point in points:
-            for policy in MAIN:
-                means = [self.mean(point, policy, summary_key(key)) for key in _LOADED_KEYS]
-                rows.append([str(point.group), policy, point.rate_rps, *means])
-        table = self.table(
-            "poisson",
-            f"Poisson arrivals at {LOAD:g} of capacity, longest output {TABLE_LIMIT}",
-            ["group", "policy", "req/s", *_LOADED_KEYS.values()],
-            rows,
-            f"Capacity is the throughput of {BASELINE} with the same requests, all at once. Not in the paper. {RULES}",
-            keys=2,
-        )
-        return StudyPart(title="Under load", text=self.unfinished(points, MAIN), tables=[table])
-
 
 # ---- what decisions cost -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overhead:
-    """What one group's decisions cost: CPU seconds of every plan, over the simulated seconds of the same run.
+    """The cost of one group's decisions: CPU seconds of every plan, over the simulated seconds of the same run.
 
-    `prediction_share` is what the run that predicts, then always recomputes, spends more than the same steps cost
-    without predicting.
+    `prediction_share` is the additional cost of predicting and then always recomputing, over the same steps without
+    predictions.
     """
 
     group: ModelAndData
@@ -146,7 +105,7 @@ class Overheads(ThroughputFindings):
     """The runs in which every step was planned."""
 
     def found(self) -> list[Overhead]:
-        """One for each group. Raises SimulationError for a run that was not made."""
+        """One overhead for each group. Raises SimulationError for a run that was not made."""
         return [self._overhead(point) for point in self.scope.overhead_points()]
 
     def _overhead(self, point: AdaptivePoint) -> Overhead:
@@ -168,7 +127,7 @@ class Overheads(ThroughputFindings):
         return found
 
     def part(self) -> StudyPart:
-        """As a table."""
+        """The overheads as a table."""
         rows: list[list[Value]] = [
             [
                 str(each.group),
@@ -191,10 +150,6 @@ class Overheads(ThroughputFindings):
             decimals=3,
         )
         return StudyPart(title="Overhead (section 4.6)", tables=[table])
-
-    def data(self) -> dict[str, object]:
-        """The largest share of a run."""
-        return {"decision_overhead": short(max(each.share for each in self.found()))}
 
 
 def _share(result: RunResult) -> float:

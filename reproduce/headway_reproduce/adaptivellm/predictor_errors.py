@@ -17,7 +17,7 @@ from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.adaptivellm.setting import PAPER_RECOMPUTE_ERROR, PAPER_SWAP_ERROR
 
 NEEDED = {"vllm": VLLM_COMES_BY, "sklearn": "pip install scikit-learn"}
-"""Modules that measuring and fitting need, and what brings each."""
+"""Modules that measuring and fitting need, and the command that installs each."""
 
 QUICK_SECONDS, FULL_SECONDS = 35.0, 660.0
 """About how long measuring and fitting take on two cores."""
@@ -35,7 +35,7 @@ class RecomputeError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SwapError(msgspec.Struct, frozen=True, kw_only=True, rename={"into": "in"}):
-    """The same of copies of KV blocks, back to the device and out to the host."""
+    """The same errors for copies of KV blocks, back to the device and out to the host."""
 
     into: float | None = None
     out: float | None = None
@@ -55,16 +55,8 @@ class PredictorErrors(msgspec.Struct, frozen=True, kw_only=True):
     noise: float | None = None
     reason: str = ""
 
-    def data(self) -> dict[str, object]:
-        """What scripts read."""
-        return {
-            "recompute_error": self.recompute_error,
-            "swap_error": self.swap_error,
-            "predictor_noise": self.noise,
-        }
-
     def part(self) -> StudyPart:
-        """The errors beside the paper's."""
+        """A table of the errors beside the paper's."""
         recompute, swap = self.recompute_error, self.swap_error
         rows: list[list[Value]] = [
             ["recompute", recompute.value, *PAPER_RECOMPUTE_ERROR.values()],
@@ -103,10 +95,11 @@ def errors_seconds(request: PaperRequest) -> float:
 
 
 def predictor_errors(request: PaperRequest, tell: Tell) -> PredictorErrors:
-    """What the folder keeps, else measured on this machine's engine, fitted and kept, with the measured rows.
+    """The errors kept in the folder, or measured now on this machine's engine, fitted and kept, with the measured rows.
 
-    Quick: one model, three degrees, so no shape is held out. Without vLLM or scikit-learn empty, with the reason; so
-    too, and not kept, on a machine so busy that the same prefill takes MOST_NOISE more or less from time to time.
+    With `quick`: one model, three degrees, so no shape is held out. Without vLLM or scikit-learn the result is empty,
+    with the reason. So it is, and is not kept, on a machine so busy that the same prefill varies by more than
+    MOST_NOISE from time to time.
     """
     path = _file(request, "predictors")
     kept = read_json(path, PredictorErrors)

@@ -1,12 +1,13 @@
-"""AdaptiveLLM's experiments: the workload, the engine and the policies, fixed before the first run; and which are run.
+"""AdaptiveLLM's experiments: the workload, the engine and the policies, fixed before the first run; and the list of
+runs.
 
-Source: Liang et al., "Inference Optimization for Large Models Based on Adaptive Tensor Swapping and
-Recomputation" (2025), sections 4.1 to 4.6. What the paper leaves open is marked "ours".
+Source: Liang et al., "Inference Optimization for Large Models Based on Adaptive Tensor Swapping and Recomputation"
+(2025), sections 4.1 to 4.6. What the paper leaves open is marked "ours".
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
@@ -14,15 +15,16 @@ from typing import NamedTuple
 from headway.lab.policy_choice import OWN_PARTS, Parts
 from headway.sim.limits import EngineLimits
 from headway_reproduce.ablations import row_of
+from headway_reproduce.adaptivellm.worth import WorthPoint, worth_points, worth_runs
 from headway_reproduce.study_runs import StudyRun
 
 # ---- what the paper ran on (section 4.1) ---------------------------------------------------------------
 
 HARDWARE = "a800-80g-pcie"
-"""A800 80 GB PCIe, one for each model."""
+"""One A800 80 GB PCIe for each model."""
 
 SIMULATED = "simulated, A800 PCIe 80 GB"
-"""What tables of simulated runs say of themselves."""
+"""The machine named in tables of simulated runs."""
 
 MODELS = {
     "OPT-13B": "facebook/opt-13b",
@@ -51,14 +53,14 @@ WATERMARK_BLOCKS = 1
 
 LINK_BYTES_PER_S = 12e9
 """Copies each way (ours). vLLM 0.2.5 copies a block of one layer at a time, 160 KiB of OPT-13B's keys, which does not
-fill a PCIe 4.0 link of 25.6 GB/s; `VARIATIONS` tell what the whole link would change."""
+fill a PCIe 4.0 link of 25.6 GB/s; `WHOLE_LINK` tells what the whole link would change."""
 
 PADDING, FREE_BLOCK_EACH = "max_padding_tokens=256", "free_block_each=true"
 """Settings that make a batching and an eviction those of vLLM 0.2.5, on which the paper builds all three systems.
 Source: vLLM 0.2.5, SchedulerConfig.max_paddings, Scheduler._schedule, BlockSpaceManager.can_append_slot."""
 
 REQUESTS = 1000
-"""Drawn for each group anew, as in section 4.2, all of them at 0 s (Algorithm 2, line 1)."""
+"""Number of requests drawn for each group anew, as in section 4.2, all of them at 0 s (Algorithm 2, line 1)."""
 
 # ---- what is varied ------------------------------------------------------------------------------------
 
@@ -74,28 +76,21 @@ SEATS = 256
 BATCH_CAPS = (8, 16, 32, 64, 128)
 """Batch caps of the latency runs (Fig. 4). The paper's axis shows 64 and 128; the others are ours."""
 
-LOAD = 0.9
-"""Poisson arrivals, in shares of capacity (ours): what the same requests, all at once, got through `BASELINE`."""
-
 SEEDS = 3
-"""Of the throughput runs and the ablations; everything else, and all of `--quick`, has one."""
+"""Seeds of Table 3; everything else, and all of `--quick`, has one."""
 
 LARGE_HOST_BLOCKS = 10_000
-"""A host that never is full (ours)."""
+"""A host memory that is never full (ours)."""
 
 # ---- what is compared ----------------------------------------------------------------------------------
 
 BASELINE, SWAP, SWAP_UNBOUND = "vllm-0.2.5", "vllm-s", "vllm-s-fallback"
 """The paper's vLLM, which recomputes always; its vLLM_s, which swaps always; and that without a limit on starts."""
 BY_PROMPT, BY_ALL = "adaptivellm-prompt", "adaptivellm"
-"""AdaptiveLLM by both readings of "sequence length" in its priority: the prompt's, or prompt and output so far."""
-MEMORY_ONLY, FAIRNESS_ONLY, PREDICT_ONLY = (
-    "adaptivellm-memory",
-    "adaptivellm-fairness",
-    "adaptivellm-predict-only",
-)
-"""Its choice of swap or recompute in order of arrival, which section 4.3 tests by the paper's own outline; its order of
-starts with recompute always; and `BASELINE` that predicts both costs and recomputes all the same (section 4.6)."""
+"""AdaptiveLLM by both readings of "sequence length" in its priority: the prompt alone, or prompt and output so far."""
+MEMORY_ONLY, PREDICT_ONLY = "adaptivellm-memory", "adaptivellm-predict-only"
+"""Its choice of swap or recompute in order of arrival, which section 4.3 tests by the paper's own outline; and
+`BASELINE` that predicts both costs and recomputes all the same (section 4.6)."""
 TODAY, PLUS = "vllm", "adaptivellm-plus"
 """vLLM as it is now, and AdaptiveLLM with our improvements on it: neither pads prompts."""
 
@@ -105,15 +100,12 @@ ORDERS = {"prompt": BY_PROMPT, "prompt + output": BY_ALL}
 """The two of them with the paper's order of starts, which section 4.4 is about."""
 
 MAIN = (BASELINE, SWAP, *READINGS.values(), PLUS, TODAY)
-ABLATIONS = (FAIRNESS_ONLY, PREDICT_ONLY)
 LATENCY = (BASELINE, SWAP, *ORDERS.values(), PLUS)
 OVERHEAD = (BASELINE, PREDICT_ONLY, BY_PROMPT)
-REAL = (BASELINE, SWAP, *ORDERS.values())
-"""On the real engine."""
 
 
 def parts_of(policy: str, *, padding: bool = True, free_block_each: bool = True) -> Parts:
-    """A policy's parts with the rules of vLLM 0.2.5, or some of them; today's are left as they are."""
+    """A policy's parts with some or all rules of vLLM 0.2.5; today's policies are left as they are."""
     if policy in (TODAY, PLUS):
         return OWN_PARTS
     row = row_of("vllm-v0" if policy == BASELINE else policy)
@@ -143,7 +135,7 @@ PAPER_TABLE_3 = {
     "Llama-32.5B/Alpaca": (1.23, 2.13),
     "Llama-32.5B/Summary": (1.09, 2.18),
 }
-"""Throughput over that of vLLM and of vLLM_s, longest output 64 (Table 3)."""
+"""Throughput relative to vLLM and to vLLM_s, longest output 64 (Table 3)."""
 
 PAPER_CUT_VLLM, PAPER_CUT_VLLM_S = (0.2, 0.4), (0.2, 0.6)
 """How much shorter the mean weighted turnaround is, least and most, at batch caps 64 and 128 (section 4.4)."""
@@ -151,26 +143,26 @@ PAPER_CAPS = (64, 128)
 PAPER_RECOMPUTE_ERROR = {"OPT": 0.0176, "Llama": 0.0130}
 """Mean relative error of predicted prefill times on rows held out (section 4.5)."""
 PAPER_SWAP_ERROR = {"in": (0.015, 0.011), "out": (0.010, 0.012)}
-"""The same of copies, Llama-13B and Llama-32.5B (section 4.5)."""
+"""The same for copies, Llama-13B and Llama-32.5B (section 4.5)."""
 PAPER_MOST_SWAP_ERROR = 0.04
-"""Of copies out and in together (section 4.5)."""
+"""The same for copies out and in together (section 4.5)."""
 PAPER_REGRESSOR = "RandomForest, degree 2"
 PAPER_KV_MB = 39.1
-"""Of 100 tokens of OPT-13B (section 2.1)."""
+"""KV of 100 tokens of OPT-13B (section 2.1)."""
 PAPER_OVERHEAD = (0.001, 0.01)
-"""Predicting over run time, least and most (section 4.6)."""
+"""Time of predicting over run time, least and most (section 4.6)."""
 PAPER_CALL_S, PAPER_CALLS_SHARE = 0.0002, (0.005, 0.01)
-"""A call of the scheduler, and all calls over run time (section 4.6)."""
+"""Time of a scheduler call, and of all calls over run time (section 4.6)."""
 PAPER_MEAN_TOKENS = (17.02, 19.66, 340.48)
-"""Of the prompts of DATA_SETS (Table 2)."""
+"""Mean tokens of the prompts of DATA_SETS (Table 2)."""
 PAPER_GAIN_AT_256 = 1.3
-"""The most over vLLM at a longest output of 256 (section 4.3)."""
+"""Largest gain over vLLM at a longest output of 256 (section 4.3)."""
 PAPER_SUMMARY_WIDTH = 10
 """Requests that run at once in the Summary groups, at most (section 4.4)."""
 
 
 class ModelAndData(NamedTuple):
-    """One of the twelve: a model and a data set, by the paper's names."""
+    """One of the twelve groups: a model and a data set, by the paper's names."""
 
     model: str
     data: str
@@ -184,36 +176,33 @@ QUICK_GROUPS = (ModelAndData("OPT-13B", "Chatbot"), ModelAndData("OPT-13B", "Sum
 """Short prompts and long ones; Alpaca's are much as Chatbot's."""
 
 NATURAL, EXACT = "natural", "exact"
-"""Outputs as long as their law says, up to the limit; as a control, exactly the limit."""
+"""Outputs as long as their law says, up to the limit; the alternative, exactly the limit, tests that assumption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptivePoint:
-    """One setting of one group that policies are compared at; `rate_rps` 0 is all requests at once."""
+    """One setting of one group that policies are compared at: all requests at once."""
 
     group: ModelAndData
     limit: int = TABLE_LIMIT
     lengths: str = NATURAL
     cap: int = SEATS
-    rate_rps: float = 0.0
     host_blocks: int = HOST_BLOCKS
     copy_bytes_per_s: float | None = LINK_BYTES_PER_S
     padding: bool = True
     free_block_each: bool = True
 
     def __str__(self) -> str:
-        load = f"{self.rate_rps:.4g} req/s" if self.rate_rps else "all at once"
-        return f"{self.group}, {self.lengths} outputs up to {self.limit}, batch cap {self.cap}, {load}"
+        return f"{self.group}, {self.lengths} outputs up to {self.limit}, batch cap {self.cap}"
 
     def trace(self) -> str:
         """The workload as `headway simulate --trace` takes it."""
         law = DATA_SETS[self.group.data]
-        arrivals = f"poisson:rate={self.rate_rps:.4g}" if self.rate_rps else "at-once"
         output = law if self.lengths == NATURAL else f"constant:tokens={self.limit}"
-        return f"gen:{arrivals}/input={law}/output={output}/count={REQUESTS}/max_output={self.limit}"
+        return f"gen:at-once/input={law}/output={output}/count={REQUESTS}/max_output={self.limit}"
 
     def run(self, policy: str, seed: int, *, every_step: bool = False) -> StudyRun:
-        """This setting under one policy; each group draws requests of its own."""
+        """The run of a policy at this setting; each group draws requests of its own."""
         return StudyRun(
             hardware=HARDWARE,
             model=MODELS[self.group.model],
@@ -244,137 +233,128 @@ _STEP_S = 2e-4
 """Seconds that simulating a step takes, where every step is planned anew."""
 
 
-_TABLE_3 = AdaptivePoint(group=GROUPS[0])
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptiveVariation:
-    """Table 3's setting with one thing changed (ours): the policy that is asked, and the setting, of any group."""
+class AdaptiveVariation(NamedTuple):
+    """One thing changed (ours), for every system, to test a supposed reason or an assumption of ours."""
 
     name: str
-    policy: str
-    changed: AdaptivePoint = _TABLE_3
-
-    def of(self, group: ModelAndData) -> AdaptivePoint:
-        """The group's point with the change."""
-        return replace(self.changed, group=group)
-
-    def base_of(self, group: ModelAndData) -> AdaptivePoint:
-        """Where `BASELINE` is asked: it has the engine's rules, and no use for host or link."""
-        changed = self.changed
-        return AdaptivePoint(group=group, padding=changed.padding, free_block_each=changed.free_block_each)
+    of: Callable[[AdaptivePoint], AdaptivePoint]
 
 
-NO_PADDING = AdaptiveVariation("no padding", BY_PROMPT, replace(_TABLE_3, padding=False))
-NO_FREE_BLOCK = AdaptiveVariation("no free block each", BY_PROMPT, replace(_TABLE_3, free_block_each=False))
-WHOLE_LINK = AdaptiveVariation("copies at 25.6 GB/s", BY_PROMPT, replace(_TABLE_3, copy_bytes_per_s=None))
-ROOMY_HOST = {
-    name: AdaptiveVariation(
-        f"host never full, {name}", policy, replace(_TABLE_3, host_blocks=LARGE_HOST_BLOCKS)
-    )
-    for name, policy in READINGS.items()
-}
-UNBOUND_SWAP = AdaptiveVariation("vllm-s without its limit", SWAP_UNBOUND)
-
-VARIATIONS = (
-    *(NO_PADDING, NO_FREE_BLOCK, WHOLE_LINK),
-    *ROOMY_HOST.values(),
-    UNBOUND_SWAP,
+AS_IT_STANDS = AdaptiveVariation("as it stands", replace)
+NO_PADDING = AdaptiveVariation("no padding", lambda point: replace(point, padding=False))
+NO_FREE_BLOCK = AdaptiveVariation("no free block each", lambda point: replace(point, free_block_each=False))
+WHOLE_LINK = AdaptiveVariation("copies at 25.6 GB/s", lambda point: replace(point, copy_bytes_per_s=None))
+SLOW_LINK = AdaptiveVariation(
+    "copies at 6 GB/s", lambda point: replace(point, copy_bytes_per_s=LINK_BYTES_PER_S / 2)
 )
-"""Each takes away a reason that a figure may have, or an assumption of ours."""
+EXACT_LENGTHS = AdaptiveVariation(
+    "all answers as long as the longest", lambda point: replace(point, lengths=EXACT)
+)
+ROOMY_HOST = AdaptiveVariation("host never full", lambda point: replace(point, host_blocks=LARGE_HOST_BLOCKS))
+
+WORKLOADS = (NO_PADDING, EXACT_LENGTHS)
+"""The determinants of how short memory is, and of what a prefill wastes; run at every longest output."""
+CHANGES = (*WORKLOADS, NO_FREE_BLOCK, WHOLE_LINK)
+"""Run for the reading by the prompt, in Table 3; a host that is never full for every reading."""
+LARGE_SUMMARY = ModelAndData("OPT-30B", "Summary")
+"""The group in which summaries find the host full."""
+
+
+def base_of(point: AdaptivePoint) -> AdaptivePoint:
+    """Where `BASELINE` is asked: it has the engine's rules, and no use for host or link."""
+    return replace(point, host_blocks=HOST_BLOCKS, copy_bytes_per_s=LINK_BYTES_PER_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveScope:
-    """What is varied, and which runs that makes; as it stands, all of it. Table 3 is whole in every scope.
+    """Which experiments are run; by default all. Table 3 is complete in every scope.
 
-    `groups` are those of everything but Table 3, `limits` the longest outputs and `kinds` the draws of outputs of
-    Fig. 3, `caps` the batch caps of Fig. 4; the overhead is asked of one group of each of `overhead_models`.
+    `groups` are used by everything but Table 3, `limits` are the longest outputs of Fig. 3, `caps` the batch caps of
+    Fig. 4; the overhead is measured for one group of each of `overhead_models`.
     """
 
     quick: bool = False
     groups: Sequence[ModelAndData] = GROUPS
     limits: Sequence[int] = OUTPUT_LIMITS
-    kinds: Sequence[str] = (NATURAL, EXACT)
     caps: Sequence[int] = BATCH_CAPS
     overhead_models: Sequence[str] = tuple(MODELS)
 
     def seeds(self, point: AdaptivePoint) -> range:
-        """Each is another draw of lengths, and of the clock's noise; several for throughput alone."""
+        """The seeds of a point, each with another draw of lengths and of the clock's noise; several for throughput
+        alone.
+        """
         plain = AdaptivePoint(group=point.group, limit=point.limit)
         return range(SEEDS if point == plain and not self.quick else 1)
 
     # ---- where policies are compared ---------------------------------------------------------------
 
     def table_points(self) -> list[AdaptivePoint]:
-        """Table 3."""
+        """The points of Table 3."""
         return [AdaptivePoint(group=group) for group in GROUPS]
 
     def sweep_points(self) -> list[AdaptivePoint]:
-        """Fig. 3."""
-        return [
-            AdaptivePoint(group=group, limit=limit, lengths=kind)
-            for kind, group, limit in product(self.kinds, self.groups, self.limits)
-        ]
-
-    def ablation_points(self) -> list[AdaptivePoint]:
-        """Table 3's settings."""
-        return [] if self.quick else self.table_points()
+        """The points of Fig. 3."""
+        return [AdaptivePoint(group=group, limit=limit) for group, limit in product(self.groups, self.limits)]
 
     def latency_points(self) -> list[AdaptivePoint]:
-        """Fig. 4."""
+        """The points of Fig. 4."""
         return [AdaptivePoint(group=group, cap=cap) for group, cap in product(self.groups, self.caps)]
 
-    def loaded_points(self, capacity_rps: Mapping[ModelAndData, float]) -> list[AdaptivePoint]:
-        """Poisson arrivals, given what each group's baseline got through."""
-        if self.quick:
-            return []
-        return [
-            AdaptivePoint(group=group, rate_rps=LOAD * rate_rps) for group, rate_rps in capacity_rps.items()
-        ]
-
     def overhead_points(self) -> list[AdaptivePoint]:
-        """What deciding costs."""
+        """The points at which the cost of decisions is measured."""
         return [AdaptivePoint(group=ModelAndData(model, "Chatbot")) for model in self.overhead_models]
+
+    def worth_points(self) -> list[WorthPoint]:
+        """The points that measure the value of swapping today."""
+        return worth_points(self.quick)
 
     # ---- runs --------------------------------------------------------------------------------------
 
-    def first_runs(self) -> list[StudyRun]:
-        """All runs but the loaded ones, whose rates depend on these; the longest first."""
+    def runs(self) -> list[StudyRun]:
+        """All runs, the longest first."""
         longest_first = sorted(self._compared(), key=_seconds, reverse=True)
         stepwise = product(self.overhead_points(), OVERHEAD)
         return [
-            *self._runs(longest_first),
+            *(point.run(policy, seed) for point, policy in longest_first for seed in self.seeds(point)),
             *(point.run(policy, 0, every_step=True) for point, policy in stepwise),
+            *worth_runs(self.worth_points()),
         ]
 
-    def loaded_runs(self, capacity_rps: Mapping[ModelAndData, float]) -> list[StudyRun]:
-        """The runs with Poisson arrivals."""
-        return self._runs(product(self.loaded_points(capacity_rps), MAIN))
-
     def num_runs(self) -> int:
-        """All runs together."""
-        return len(self.first_runs()) + len(self.loaded_runs(dict.fromkeys(GROUPS, 1.0)))
+        """The number of all runs."""
+        return len(self.runs())
 
     def seconds_a_run(self) -> float:
-        """About how long a run takes on one core, in the mean."""
+        """The mean seconds of a run on one core, roughly."""
         pairs = self._compared()
         return sum(map(_seconds, pairs)) / len(pairs)
 
     def _compared(self) -> list[tuple[AdaptivePoint, str]]:
-        """Every point with every policy that is asked there."""
+        """Every point with every policy that runs there."""
         pairs = [
             *product(self.table_points(), MAIN),
             *product(self.sweep_points(), MAIN),
-            *product(self.ablation_points(), ABLATIONS),
             *product(self.latency_points(), LATENCY),
-            *((what.of(group), what.policy) for group, what in product(self.groups, VARIATIONS)),
-            *((what.base_of(group), BASELINE) for group, what in product(self.groups, VARIATIONS)),
+            *self._varied(),
         ]
         return list(dict.fromkeys(pairs))
 
-    def _runs(self, compared: Iterable[tuple[AdaptivePoint, str]]) -> list[StudyRun]:
-        return [point.run(policy, seed) for point, policy in compared for seed in self.seeds(point)]
+    def _varied(self) -> Iterator[tuple[AdaptivePoint, str]]:
+        """The points with one thing changed."""
+        table = [AdaptivePoint(group=group) for group in self.groups]
+        busy = [replace(point, cap=PAPER_CAPS[0]) for point in table]
+        for point, what in product(self.sweep_points(), WORKLOADS):
+            yield from product([what.of(point)], (BASELINE, BY_PROMPT))
+        for point, what in product(table, CHANGES):
+            yield base_of(what.of(point)), BASELINE
+            yield from product([what.of(point)], (BY_PROMPT, SWAP))
+        for point, what in product(busy, (*WORKLOADS, ROOMY_HOST)):
+            yield base_of(what.of(point)), BASELINE
+            yield from product([what.of(point)], ORDERS.values())
+        yield from product(map(ROOMY_HOST.of, table), READINGS.values())
+        yield from product([*table, *busy], [SWAP_UNBOUND])
+        large = AdaptivePoint(group=LARGE_SUMMARY)
+        yield from product([WHOLE_LINK.of(large), SLOW_LINK.of(large)], READINGS.values())
 
 
 ALL = AdaptiveScope()
@@ -382,14 +362,13 @@ QUICK = AdaptiveScope(
     quick=True,
     groups=QUICK_GROUPS,
     limits=(OUTPUT_LIMITS[0], TABLE_LIMIT, OUTPUT_LIMITS[-1]),
-    kinds=(NATURAL,),
     overhead_models=("OPT-13B",),
 )
-"""One seed; neither ablations, nor the control of exact lengths, nor Poisson arrivals."""
+"""One seed, and two of the twelve groups except for Table 3."""
 
 
 def _seconds(pair: tuple[AdaptivePoint, str]) -> float:
-    """About how long simulating it takes on one core."""
+    """Seconds of simulating it on one core, roughly."""
     point, _ = pair
     a_token, longest = _STEPS[point.group.data]
     tokens = point.limit if point.lengths == EXACT else min(point.limit, longest)

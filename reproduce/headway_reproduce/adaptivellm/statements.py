@@ -1,21 +1,25 @@
-"""Every table, figure and stated fact of the paper: its value, ours by each reading, and whether it came out."""
+"""Every table, figure and stated fact of the paper: its value, ours by each reading, and whether it was reproduced."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from headway.predict.models.known_models import model_shape
+from headway.statistics import known
 from headway.traces import NAMED_LAWS
 from headway_reproduce.adaptivellm.latency import LatencyFindings, Overheads, turnaround
 from headway_reproduce.adaptivellm.predictor_errors import PredictorErrors
 from headway_reproduce.adaptivellm.setting import (
+    AS_IT_STANDS,
     BASELINE,
+    BY_PROMPT,
+    CHANGES,
     DATA_SETS,
     GROUPS,
+    LARGE_SUMMARY,
     MODELS,
-    NO_FREE_BLOCK,
-    NO_PADDING,
     ORDERS,
     PAPER_CALL_S,
     PAPER_CALLS_SHARE,
@@ -34,9 +38,12 @@ from headway_reproduce.adaptivellm.setting import (
     PAPER_TABLE_3,
     READINGS,
     ROOMY_HOST,
+    SLOW_LINK,
     SWAP,
-    UNBOUND_SWAP,
+    SWAP_UNBOUND,
+    TABLE_LIMIT,
     WHOLE_LINK,
+    WORKLOADS,
     AdaptivePoint,
     AdaptiveVariation,
     ModelAndData,
@@ -47,14 +54,16 @@ from headway_reproduce.claims import (
     NEAR,
     Claim,
     Held,
+    Numbers,
     Verdict,
     as_cost,
     as_fact,
     as_gain,
     as_value,
     judged,
+    reason_of,
 )
-from headway_reproduce.study import Range, span
+from headway_reproduce.study import Range, ratio, span
 from headway_reproduce.study_runs import throughput_rps
 
 RARE = 0.05
@@ -70,20 +79,38 @@ NOTE = (
 
 
 class Outcome(NamedTuple):
-    """What came out, in words, and how that is judged."""
+    """A result in words, and its judgement."""
 
     ours: str
     verdict: Verdict
 
 
+class VictimFates(NamedTuple):
+    """How many victims were swapped and recomputed, and for how many of the latter the host had no room."""
+
+    swaps: float
+    recomputes: float
+    host_full: float
+
+    @property
+    def with_room(self) -> float:
+        """Share of the victims that did not find the host full."""
+        return 1 - self.host_full / max(1.0, self.swaps + self.recomputes)
+
+    @property
+    def by_cost(self) -> float:
+        """Share of the recomputes for which there was room on the host."""
+        return 1 - self.host_full / self.recomputes if self.recomputes else 0.0
+
+
 Judge = Callable[[str], Outcome]
-"""What a policy comes to."""
+"""The outcome of a policy."""
 
 
 def by_reading(
     readings: Mapping[str, str], judge: Judge, *, where: str, says: str, paper: str = "yes", reason: str = ""
 ) -> Iterator[Claim]:
-    """A statement with what the policy of each reading comes to."""
+    """A statement with the outcome of each reading's policy."""
     for reading, policy in readings.items():
         ours, verdict = judge(policy)
         yield Claim(
@@ -99,14 +126,14 @@ def judged_gains(pairs: Sequence[tuple[float, float]]) -> Outcome:
 
 
 def judged_cuts(cuts: Sequence[float], paper: Range) -> Outcome:
-    """Shares by which a time is shorter, judged as times as short."""
+    """Shares by which a time is shorter, judged as ratios of times."""
     least, most = (1 / (1 - cut) for cut in paper)
     shown = f"{min(cuts):.0%} to {max(cuts):.0%}" if cuts else "-"
     return Outcome(shown, judged(*(as_gain(1 / (1 - cut), least, most) for cut in cuts)))
 
 
 def judged_cases(true: Iterable[bool], shown: str) -> Outcome:
-    """Something said of several cases."""
+    """A statement about several cases."""
     cases = list(true)
     return Outcome(f"{shown}; in {sum(cases)} of {len(cases)}", judged(*map(as_fact, cases)))
 
@@ -120,25 +147,15 @@ def _range(values: Iterable[float | None], digits: int = 2) -> str:
 
 
 class ThroughputStatements(ThroughputFindings):
-    """Table 3, Fig. 3, and what section 4.3 says of swaps and recomputes."""
+    """Table 3, Fig. 3, and section 4.3's statements about swaps and recomputes."""
 
     def all(self) -> list[Claim]:
-        """In the order of the section."""
+        """The statements in the order of the section."""
         return [*self._table_3(), *self._figure_3(), *self._rates(), *self._chats(), *self._summaries()]
 
-    def _changes(self, *variations: AdaptiveVariation) -> str:
-        return "; ".join(
-            f"{what.name} {_range(self.varied_gain(group, what) for group in self.scope.groups)}"
-            for what in variations
-        )
-
     def _table_3(self) -> Iterator[Claim]:
-        reasons = (NO_PADDING, NO_FREE_BLOCK, WHOLE_LINK, *ROOMY_HOST.values())
-        asked = (
-            (BASELINE, "vLLM", "1.09 to 1.40", self._changes(*reasons)),
-            (SWAP, "vLLM_s", "1.64 to 2.55", self._changes(UNBOUND_SWAP)),
-        )
-        for place, (other, called, paper, reason) in enumerate(asked):
+        asked = ((BASELINE, "vLLM", "1.09 to 1.40"), (SWAP, "vLLM_s", "1.64 to 2.55"))
+        for place, (other, called, paper) in enumerate(asked):
 
             def over(policy: str, place: int = place, other: str = other) -> Outcome:
                 found = self.gains(policy, other)
@@ -146,7 +163,7 @@ class ThroughputStatements(ThroughputFindings):
                     [(gain, PAPER_TABLE_3[str(group)][place]) for group, gain in found.items()]
                 )
 
-            says = f"throughput over {called}"
+            says, reason = f"throughput over {called}", self._why_of_gains(other, place)
             yield from by_reading(READINGS, over, where="Table 3", says=says, paper=paper, reason=reason)
         slower = [self.gain(AdaptivePoint(group=group), SWAP, BASELINE) for group in GROUPS]
         yield Claim(
@@ -155,8 +172,38 @@ class ThroughputStatements(ThroughputFindings):
             paper="0.44 to 0.68",
             ours=_range(slower),
             verdict=judged(*(as_gain(ours, 0.44, 0.68) for ours in slower)),
-            reason=self._changes(UNBOUND_SWAP),
+            reason=self._unbound(),
         )
+
+    def _points(self, limit: int = TABLE_LIMIT) -> list[AdaptivePoint]:
+        """The settings in which things are changed."""
+        return [AdaptivePoint(group=group, limit=limit) for group in self.scope.groups]
+
+    def _why_of_gains(self, over: str, place: int) -> str:
+        points = self._points()
+        paper = [PAPER_TABLE_3[str(point.group)][place] for point in points]
+        tried = {
+            what.name: [self.varied(point, what, BY_PROMPT, over) for point in points] for what in CHANGES
+        }
+        if over == SWAP:
+            tried["vllm-s without its limit"] = [self.gain(each, BY_PROMPT, SWAP_UNBOUND) for each in points]
+            return f"prompt: {reason_of([self.gain(p, BY_PROMPT, over) for p in points], tried, paper)}"
+        said = []
+        for reading, policy in READINGS.items():
+            stands = [self.gain(point, policy, over) for point in points]
+            roomy = {ROOMY_HOST.name: [self.varied(point, ROOMY_HOST, policy) for point in points]}
+            changed = tried | roomy if policy == BY_PROMPT else roomy
+            said.append(f"{reading}: {reason_of(stands, changed, paper)}")
+        return "; ".join(said)
+
+    def _unbound(self) -> str:
+        """Throughput of vLLM_s relative to vLLM."""
+        points = self._points()
+        paper = [ours / theirs for ours, theirs in (PAPER_TABLE_3[str(point.group)] for point in points)]
+        stands, without = (
+            [self.gain(point, policy, BASELINE) for point in points] for policy in (SWAP, SWAP_UNBOUND)
+        )
+        return reason_of(stands, {"without its limit": without}, paper)
 
     def _figure_3(self) -> Iterator[Claim]:
         short, middle, long = min(self.scope.limits), 64, max(self.scope.limits)
@@ -177,12 +224,20 @@ class ThroughputStatements(ThroughputFindings):
         def longest(policy: str) -> Outcome:
             return judged_gains([(max(at(policy, long).values()), PAPER_GAIN_AT_256)])
 
+        def gains(limit: int, what: AdaptiveVariation) -> list[float | None]:
+            return [self.varied(point, what) for point in self._points(limit)]
+
+        def why(number: Callable[[AdaptiveVariation], Numbers], paper: float) -> str:
+            tried = {what.name: number(what) for what in WORKLOADS}
+            return f"prompt: {reason_of(number(AS_IT_STANDS), tried, paper)}"
+
         yield from by_reading(
             READINGS,
             level,
             where="Fig. 3",
             says=f"as fast as vLLM where outputs are short ({short} tokens, ours)",
             paper="little difference",
+            reason=why(lambda what: gains(short, what), 1.0),
         )
         yield from by_reading(
             READINGS,
@@ -190,6 +245,7 @@ class ThroughputStatements(ThroughputFindings):
             where="Fig. 3",
             says=f"the gain over vLLM grows with the longest output, {short} to {middle}",
             paper="grows",
+            reason=why(lambda what: [*map(ratio, gains(middle, what), gains(short, what))], inf),
         )
         yield from by_reading(
             READINGS,
@@ -197,6 +253,7 @@ class ThroughputStatements(ThroughputFindings):
             where="Fig. 3",
             says=f"the most over vLLM at a longest output of {long}",
             paper=f"{PAPER_GAIN_AT_256:g}",
+            reason=why(lambda what: max(known(gains(long, what)), default=None), PAPER_GAIN_AT_256),
         )
 
     def _rates(self) -> Iterator[Claim]:
@@ -227,7 +284,7 @@ class ThroughputStatements(ThroughputFindings):
             where="Fig. 3",
             says="vLLM_s is the slowest, since host memory keeps its batches small",
             paper="in all groups",
-            reason=self._changes(UNBOUND_SWAP),
+            reason=self._unbound(),
         )
         yield from by_reading(
             READINGS,
@@ -240,57 +297,90 @@ class ThroughputStatements(ThroughputFindings):
     def _widths(self, policy: str) -> list[float | None]:
         return [self.mean(AdaptivePoint(group=group), policy, width) for group in GROUPS]
 
-    def _fates(
-        self, group: ModelAndData, policy: str, what: AdaptiveVariation | None = None
-    ) -> tuple[float, ...]:
-        point = AdaptivePoint(group=group) if what is None else what.of(group)
-        return tuple(self.count(point, policy, name) for name in ("swaps", "recomputes", "host_full"))
+    def _fates(self, point: AdaptivePoint, policy: str) -> VictimFates:
+        return VictimFates(
+            *(self.count(point, policy, name) for name in ("swaps", "recomputes", "host_full"))
+        )
 
-    def _roomy(self, groups: Sequence[ModelAndData]) -> str:
-        """Swaps and recomputes where the host is never full, of the scope's groups among these."""
-        told = []
-        for name, what in ROOMY_HOST.items():
-            found = [self._fates(each, what.policy, what) for each in self.scope.groups if each in groups]
-            told.append(f"{name} {sum(f[0] for f in found):.0f} to {sum(f[1] for f in found):.0f}")
-        return f"host never full, swaps to recomputes: {'; '.join(told)}"
+    def _why_of_fates(
+        self,
+        group: ModelAndData,
+        number: Callable[[VictimFates], float | None],
+        paper: float,
+        *changes: AdaptiveVariation,
+    ) -> str:
+        """A count of the victims' fates in a group with one thing changed, by each reading."""
+        point = AdaptivePoint(group=group)
+        return f"{group}, " + "; ".join(
+            f"{reading}: "
+            + reason_of(
+                number(self._fates(point, policy)),
+                {what.name: number(self._fates(what.of(point), policy)) for what in changes},
+                paper,
+            )
+            for reading, policy in READINGS.items()
+        )
 
     def _chats(self) -> Iterator[Claim]:
         def swaps(policy: str) -> Outcome:
-            found = [self._fates(group, policy) for group in CHATS]
-            shown = f"{sum(f[0] for f in found):.0f} swaps, {sum(f[1] for f in found):.0f} recomputes"
-            return judged_cases((swapped > dropped for swapped, dropped, _ in found), shown)
+            found = [self._fates(AdaptivePoint(group=group), policy) for group in CHATS]
+            shown = (
+                f"{sum(f.swaps for f in found):.0f} swaps, {sum(f.recomputes for f in found):.0f} recomputes"
+            )
+            return judged_cases((each.swaps > each.recomputes for each in found), shown)
 
         def fills(policy: str) -> Outcome:
-            found = [self._fates(group, policy) for group in CHATS]
-            return judged_cases((full > 0 for *_, full in found), f"{sum(f[2] for f in found):.0f} times")
+            found = [self._fates(AdaptivePoint(group=group), policy) for group in CHATS]
+            return judged_cases(
+                (each.host_full > 0 for each in found), f"{sum(f.host_full for f in found):.0f} times"
+            )
 
         says = "chats: many swaps and few recomputes, since a swap is the cheaper"
-        yield from by_reading(READINGS, swaps, where="4.3", says=says, reason=self._roomy(CHATS))
+        reason = "swaps a recompute: " + self._why_of_fates(
+            self.scope.groups[0], lambda fates: ratio(fates.swaps, fates.recomputes), inf, ROOMY_HOST
+        )
+        yield from by_reading(READINGS, swaps, where="4.3", says=says, reason=reason)
         says = "chats: so many are swapped that the host gets full"
         yield from by_reading(READINGS, fills, where="4.3", says=says)
 
     def _summaries(self) -> Iterator[Claim]:
         def rarer(policy: str) -> Outcome:
-            mine, chats = ([self._fates(g, policy)[0] for g in groups] for groups in (SUMMARIES, CHATS))
+            mine, chats = (
+                [self._fates(AdaptivePoint(group=g), policy).swaps for g in groups]
+                for groups in (SUMMARIES, CHATS)
+            )
             return judged_cases((count < min(chats) for count in mine), f"{_range(mine, 0)} swaps")
 
         def full(policy: str) -> Outcome:
-            found = [self._fates(group, policy) for group in SUMMARIES]
-            shares = [each[2] / max(1.0, each[0] + each[1]) for each in found]
+            found = [self._fates(AdaptivePoint(group=group), policy) for group in SUMMARIES]
+            shares = [1 - each.with_room for each in found]
             return judged_cases((share <= RARE for share in shares), f"{max(shares):.0%} of victims at most")
 
         def by_cost(policy: str) -> Outcome:
-            found = [self._fates(group, policy) for group in SUMMARIES]
-            shown = f"{sum(f[1] - f[2] for f in found):.0f} of {sum(f[1] for f in found):.0f} recomputes"
-            return judged_cases((2 * (each[1] - each[2]) > each[1] for each in found), shown)
+            found = [self._fates(AdaptivePoint(group=group), policy) for group in SUMMARIES]
+            recomputes = sum(f.recomputes for f in found)
+            shown = f"{recomputes - sum(f.host_full for f in found):.0f} of {recomputes:.0f} recomputes"
+            return judged_cases((each.by_cost > 0.5 for each in found), shown)
 
         says = "summaries: fewer swaps than chats"
         yield from by_reading(READINGS, rarer, where="4.3", says=says)
-        for says, judge in (
-            ("summaries: the host is hardly ever full", full),
-            ("summaries: most recomputes are the cheaper way", by_cost),
+        links = (WHOLE_LINK, SLOW_LINK)
+        for says, judge, what, number in (
+            (
+                "summaries: the host is hardly ever full",
+                full,
+                "victims with room",
+                lambda fates: fates.with_room,
+            ),
+            (
+                "summaries: most recomputes are the cheaper way",
+                by_cost,
+                "recomputes by cost",
+                lambda fates: fates.by_cost,
+            ),
         ):
-            yield from by_reading(READINGS, judge, where="4.3", says=says, reason=self._roomy(SUMMARIES))
+            reason = f"share of {what}: {self._why_of_fates(LARGE_SUMMARY, number, 1.0, *links)}"
+            yield from by_reading(READINGS, judge, where="4.3", says=says, reason=reason)
 
 
 # ---- section 4.4 ---------------------------------------------------------------------------------------
@@ -300,7 +390,7 @@ class LatencyStatements(LatencyFindings):
     """Fig. 4."""
 
     def all(self) -> list[Claim]:
-        """In the order of the section."""
+        """The statements in the order of the section."""
 
         def cuts(over: str, paper: Range) -> Judge:
             return lambda policy: judged_cuts(list(self.cuts(policy, over).values()), paper)
@@ -310,29 +400,50 @@ class LatencyStatements(LatencyFindings):
             return judged_cases((cut > 0 for cut in found), f"{min(found):.0%} to {max(found):.0%}")
 
         caps = " and ".join(map(str, PAPER_CAPS))
-        asked: tuple[tuple[str, str, Judge], ...] = (
+        asked: tuple[tuple[str, str, Judge, str], ...] = (
             (
                 f"weighted turnaround shorter than vLLM's at caps {caps}",
                 _per_cent(PAPER_CUT_VLLM),
                 cuts(BASELINE, PAPER_CUT_VLLM),
+                self._why_of_cuts(BASELINE, PAPER_CUT_VLLM),
             ),
             (
                 f"the same beside vLLM_s at caps {caps}",
                 _per_cent(PAPER_CUT_VLLM_S),
                 cuts(SWAP, PAPER_CUT_VLLM_S),
+                self._why_of_cuts(SWAP, PAPER_CUT_VLLM_S),
             ),
-            ("shorter than vLLM's at every cap", "at every cap", everywhere),
-            ("chats: falls as the cap rises, least at 64 or 128", "yes", self._falls),
-            ("summaries: the same at every cap, since fewer than 10 run at once", "yes", self._steady),
+            ("shorter than vLLM's at every cap", "at every cap", everywhere, ""),
+            ("chats: falls as the cap rises, least at 64 or 128", "yes", self._falls, ""),
+            ("summaries: the same at every cap, since fewer than 10 run at once", "yes", self._steady, ""),
         )
         return [
             claim
-            for says, paper, judge in asked
-            for claim in by_reading(ORDERS, judge, where="Fig. 4", says=says, paper=paper)
+            for says, paper, judge, reason in asked
+            for claim in by_reading(ORDERS, judge, where="Fig. 4", says=says, paper=paper, reason=reason)
         ]
 
+    def _why_of_cuts(self, over: str, paper: Range) -> str:
+        """How many times shorter the turnaround is at the first of the paper's caps, with one thing changed."""
+        points = [AdaptivePoint(group=group, cap=PAPER_CAPS[0]) for group in self.scope.groups]
+        least, most = (1 / (1 - cut) for cut in paper)
+        said = []
+        for reading, policy in ORDERS.items():
+            stands = [self.ratio(point, over, policy, turnaround) or 1.0 for point in points]
+            if over == SWAP:
+                unbound = [self.ratio(point, SWAP_UNBOUND, policy, turnaround) for point in points]
+                tried = {"vllm-s without its limit": unbound}
+            else:
+                tried = {
+                    what.name: [ratio(1.0, self.varied(p, what, policy, number=turnaround)) for p in points]
+                    for what in (*WORKLOADS, ROOMY_HOST)
+                }
+            wanted = [min(max(times, least), most) for times in stands]
+            said.append(f"{reading}: {reason_of(stands, tried, wanted)}")
+        return f"times as short at cap {PAPER_CAPS[0]}, {'; '.join(said)}"
+
     def _of(self, policy: str, groups: Sequence[ModelAndData]) -> list[list[float]]:
-        """The turnarounds at rising caps, of each of the scope's groups among these."""
+        """The turnarounds at rising caps, for each of these groups that the scope has."""
         return [
             [
                 self.mean(AdaptivePoint(group=group, cap=cap), policy, turnaround) or 0.0
@@ -360,7 +471,7 @@ class LatencyStatements(LatencyFindings):
 
 
 def other_statements(overheads: Overheads, errors: PredictorErrors) -> list[Claim]:
-    """What neither throughput nor latency is about."""
+    """The statements that concern neither throughput nor latency."""
     return [*_sizes(), *_predictors(errors), *_costs(overheads)]
 
 
@@ -380,6 +491,7 @@ def _sizes() -> Iterator[Claim]:
         paper=f"{PAPER_KV_MB:g} MB",
         ours=f"{mib:.1f} MiB by its own equation 3",
         verdict=judged(as_value(mib, PAPER_KV_MB)),
+        reason=reason_of(mib, {"keys without values": mib / 2}, PAPER_KV_MB),
     )
 
 

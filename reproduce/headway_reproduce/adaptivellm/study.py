@@ -1,12 +1,11 @@
-"""AdaptiveLLM's experiments from beginning to end, those on this machine's own engine too, and what is made of them."""
+"""AdaptiveLLM's experiments from beginning to end: the runs and the report."""
 
 from __future__ import annotations
 
 from headway.lab.papers import PaperRequest, Tell
-from headway.lab.trace import Trace
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
-from headway.traces import NAMED_LAWS, TraceRequest, take
+from headway.traces import NAMED_LAWS
 from headway_reproduce.adaptivellm.latency import LatencyFindings, Overheads
 from headway_reproduce.adaptivellm.predictor_errors import errors_seconds, predictor_errors
 from headway_reproduce.adaptivellm.setting import (
@@ -19,7 +18,6 @@ from headway_reproduce.adaptivellm.setting import (
     HOST_BLOCKS,
     LINK_BYTES_PER_S,
     QUICK,
-    REAL,
     REQUESTS,
     SEATS,
     SEEDS,
@@ -35,49 +33,14 @@ from headway_reproduce.adaptivellm.statements import (
     other_statements,
 )
 from headway_reproduce.adaptivellm.throughput import Throughput, ThroughputFindings
+from headway_reproduce.adaptivellm.worth import worth_part
 from headway_reproduce.claims import claims_part
-from headway_reproduce.real_study import RealColumn, RealPlan, RealSizes, real_part
 from headway_reproduce.study import RepeatedPaper, read_kept
 from headway_reproduce.study_runs import RunResult
 
-# ---- on this machine's own engine: the same kind of workload, fewer requests, a made model -------------
-
-REAL_REQUESTS = 200
-REAL_BLOCK_TOKENS = 32
-"""The CPU backend's; as many KV tokens as in the paper, in fewer blocks."""
-
-
-def real_requests(count: int = REAL_REQUESTS) -> list[TraceRequest]:
-    """The first requests of a group's own draw, all at 0 s, each declaring the limit of its output."""
-    return take(Trace(AdaptivePoint(group=GROUPS[0]).trace()).requests(0), count)
-
-
-REAL_PLAN = RealPlan(
-    policies=REAL,
-    sizes=RealSizes(
-        blocks=GPU_BLOCKS * BLOCK_TOKENS // REAL_BLOCK_TOKENS,
-        host_blocks=HOST_BLOCKS * BLOCK_TOKENS // REAL_BLOCK_TOKENS,
-        block_tokens=REAL_BLOCK_TOKENS,
-    ),
-    requests=real_requests,
-    columns=(
-        RealColumn("throughput_rps", "req/s", over=True),
-        RealColumn("weighted_turnaround", "weighted turnaround"),
-        RealColumn("preemptions", "preemptions"),
-        RealColumn("swapped_out_blocks", "blocks out"),
-        RealColumn("recomputed_tokens", "recomputed tokens"),
-    ),
-    what="requests of the chat groups, all at once",
-    note="A CPU's copies and products are not a GPU's: this shows the same policies on the real engine, not the "
-    "paper's gains. vLLM 0.2.5's batches are made here too, but no prompt is padded.",
-    seconds=190.0,
-)
-
-# ---- from beginning to end -----------------------------------------------------------------------------
-
 
 class AdaptiveLlm(RepeatedPaper[ThroughputFindings]):
-    """The twelve groups on a simulated A800, and predictor errors and a smaller run on this machine's engine."""
+    """The twelve groups on a simulated A800, and predictor errors on this machine's engine."""
 
     name = "adaptivellm"
     title = "AdaptiveLLM, repeated"
@@ -87,14 +50,13 @@ class AdaptiveLlm(RepeatedPaper[ThroughputFindings]):
         return ThroughputFindings(read_kept(request.root, RunResult), QUICK if request.quick else ALL)
 
     def more_seconds(self, request: PaperRequest) -> float:
-        """Those of the predictors and the real engine."""
-        return errors_seconds(request) + REAL_PLAN.measurement.more_seconds(request)
+        """Seconds of the predictor measurements."""
+        return errors_seconds(request)
 
     def study(self, findings: ThroughputFindings, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
         made = findings.kept, findings.scope
         throughput, latency, overheads = Throughput(*made), LatencyFindings(*made), Overheads(*made)
-        real = REAL_PLAN.measurement.found(request, tell)
         errors = predictor_errors(request, tell)
         claims = [
             *ThroughputStatements(*made).all(),
@@ -114,23 +76,15 @@ class AdaptiveLlm(RepeatedPaper[ThroughputFindings]):
                 throughput.reasons(),
                 throughput.figure_3(),
                 latency.figure_4(),
-                throughput.ablations(),
-                latency.loaded(),
+                worth_part(findings.kept, findings.scope.worth_points()),
                 errors.part(),
                 overheads.part(),
-                real_part(real, REAL_PLAN),
             ],
-            data={
-                **throughput.data(),
-                **latency.data(),
-                **overheads.data(),
-                **errors.data(),
-            },
         )
 
 
 def _facts() -> list[tuple[str, str]]:
-    """What was run on what."""
+    """The settings of the runs."""
     laws = {name: NAMED_LAWS[law] for name, law in DATA_SETS.items()}
     lengths = "; ".join(
         f"{name} {law.input.expected_tokens():.2f} in, {law.output.expected_tokens():.1f} out"

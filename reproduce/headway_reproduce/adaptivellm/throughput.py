@@ -1,4 +1,4 @@
-"""AdaptiveLLM's throughput: Table 3, Fig. 3, its two halves alone, and Table 3 with one thing changed."""
+"""AdaptiveLLM's throughput: Table 3, Fig. 3, and Table 3 with one thing changed."""
 
 from __future__ import annotations
 
@@ -8,32 +8,41 @@ from dataclasses import dataclass
 from headway.results.study import Chart, StudyPart, StudyTable, Value
 from headway.statistics import mean_of_all
 from headway_reproduce.adaptivellm.setting import (
-    ABLATIONS,
     BASELINE,
-    EXACT,
+    BY_PROMPT,
+    CHANGES,
     GROUPS,
     LARGE_HOST_BLOCKS,
     MAIN,
     PAPER_TABLE_3,
     PLUS,
     READINGS,
+    ROOMY_HOST,
     SIMULATED,
     SWAP,
+    SWAP_UNBOUND,
     TABLE_LIMIT,
     TODAY,
-    VARIATIONS,
     AdaptivePoint,
     AdaptiveScope,
     AdaptiveVariation,
     ModelAndData,
+    base_of,
 )
-from headway_reproduce.study import chart, ratio, short
-from headway_reproduce.study_runs import EngineFindings, RunResult, StudyRun, summary_key, throughput_rps
+from headway_reproduce.study import chart, ratio
+from headway_reproduce.study_runs import (
+    EngineFindings,
+    Number,
+    RunResult,
+    StudyRun,
+    summary_key,
+    throughput_rps,
+)
 
-OTHERS = {"vllm": BASELINE, "vllm_s": SWAP}
-"""Key of the JSON -> what the paper compares with, in the order of PAPER_TABLE_3's pairs."""
-BESIDE = {"vs_vllm": BASELINE, "vs_vllm_today": TODAY}
-"""What `adaptivellm-plus` is compared with."""
+OTHERS = {"vllm": BASELINE, "vllm-s": SWAP}
+"""Name of its table -> a baseline of the paper, in the order of PAPER_TABLE_3's pairs."""
+BESIDE = (BASELINE, TODAY)
+"""The systems that `adaptivellm-plus` is compared with."""
 RULES = "All but vllm and adaptivellm-plus run on vLLM 0.2.5's rules."
 
 
@@ -43,7 +52,7 @@ def saturated(result: RunResult) -> float | None:
 
 
 def width(result: RunResult) -> float | None:
-    """Answers' tokens a step: how many requests ran at once, steps of prompts counted too."""
+    """Output tokens per step: how many requests ran at once, with prompt steps included."""
     output_tps = result.summary.output_tps
     return None if output_tps is None or not result.steps else output_tps * result.end_s / result.steps
 
@@ -56,47 +65,45 @@ class ThroughputFindings(EngineFindings[AdaptivePoint]):
     scope: AdaptiveScope
 
     def phases(self) -> Iterator[Sequence[StudyRun]]:
-        """The loaded runs come last: their rates are shares of what the others got through."""
-        yield self.scope.first_runs()
-        yield self.scope.loaded_runs(self.capacity_rps())
+        """A single phase, since no run depends on another."""
+        yield self.scope.runs()
 
     def gain(self, point: AdaptivePoint, policy: str, over: str) -> float | None:
         """The mean throughput ratio."""
         return self.ratio(point, policy, over, throughput_rps)
 
     def gains(self, policy: str, over: str) -> dict[ModelAndData, float]:
-        """Table 3's, by group; without those of which a run has no throughput."""
+        """Table 3's gains by group, without groups of which a run has no throughput."""
         found = {group: self.gain(AdaptivePoint(group=group), policy, over) for group in GROUPS}
         return {group: gain for group, gain in found.items() if gain is not None}
 
-    def varied_gain(self, group: ModelAndData, what: AdaptiveVariation) -> float | None:
-        """Over the baseline with the same requests, over the seeds both have: a variation may have fewer."""
-        pairs = zip(
-            self.results(what.of(group), what.policy),
-            self.results(what.base_of(group), BASELINE),
-            strict=False,
-        )
-        return mean_of_all(ratio(throughput_rps(mine), throughput_rps(theirs)) for mine, theirs in pairs)
-
-    def capacity_rps(self) -> dict[ModelAndData, float]:
-        """What the baseline got through of each group's requests, all at once."""
-        return {
-            group: self.mean(AdaptivePoint(group=group), BASELINE, throughput_rps) or 0.0 for group in GROUPS
-        }
+    def varied(
+        self,
+        point: AdaptivePoint,
+        what: AdaptiveVariation,
+        policy: str = BY_PROMPT,
+        over: str = BASELINE,
+        number: Number = throughput_rps,
+    ) -> float | None:
+        """A policy's number relative to another's with one thing changed, over the seeds that both have."""
+        changed = what.of(point)
+        base = base_of(changed) if over == BASELINE else changed
+        pairs = zip(self.results(changed, policy), self.results(base, over), strict=False)
+        return mean_of_all(ratio(number(mine), number(theirs)) for mine, theirs in pairs)
 
     def num_schedules(self, policy: str) -> int:
-        """How many of the twelve groups' schedules differ, by their steps and what became of victims."""
+        """How many of the twelve groups' schedules differ, by their steps and the fates of victims."""
         found = (self.results(AdaptivePoint(group=group), policy)[0] for group in GROUPS)
         return len({(run.steps, run.meter.swaps, run.meter.recomputes) for run in found})
 
 
 def file_name(group: ModelAndData) -> str:
-    """A group in the names of files."""
+    """A group's name in file names."""
     return f"{group.model}-{group.data}".lower()
 
 
 class Throughput(ThroughputFindings):
-    """How many times the others' throughput adaptivellm's is."""
+    """AdaptiveLLM's throughput relative to the others'."""
 
     # ---- Table 3 -----------------------------------------------------------------------------------
 
@@ -120,12 +127,12 @@ class Throughput(ThroughputFindings):
             point = AdaptivePoint(group=group)
             whole = [self.gain(point, policy, over) for policy in READINGS.values()]
             full = [self.ratio(point, policy, over, saturated) for policy in READINGS.values()]
-            beside = [self.gain(point, PLUS, other) for other in BESIDE.values()] if place == 0 else []
+            beside = [self.gain(point, PLUS, other) for other in BESIDE] if place == 0 else []
             rows.append([str(group), PAPER_TABLE_3[str(group)][place], *whole, *full, *beside])
         names = [*READINGS, *(f"{name}, saturated part" for name in READINGS)]
         names += ["plus over it", "plus over vllm today"] if place == 0 else []
         return self.table(
-            f"table3-{key.replace('_', '-')}",
+            f"table3-{key}",
             f"Throughput of adaptivellm over {over} (Table 3: longest output {TABLE_LIMIT})",
             ["group", "paper", *names],
             rows,
@@ -159,27 +166,25 @@ class Throughput(ThroughputFindings):
         """Throughput against the longest output."""
         return StudyPart(
             title="Throughput against the longest output (Fig. 3)",
-            tables=[*map(self._gains_table, self.scope.kinds), self._throughput_table()],
+            tables=[self._gains_table(), self._throughput_table()],
             charts=[self._gain_chart(group) for group in self.scope.groups],
         )
 
-    def _gains_table(self, kind: str) -> StudyTable:
+    def _gains_table(self) -> StudyTable:
         rows: list[list[Value]] = []
         for point in self.scope.sweep_points():
-            if point.lengths == kind:
-                gains = [
-                    self.gain(point, policy, over) for over in OTHERS.values() for policy in READINGS.values()
-                ]
-                beside = [self.gain(point, PLUS, over) for over in BESIDE.values()]
-                rows.append([str(point.group), point.limit, *gains, *beside])
-        lengths = "exactly the longest (control)" if kind == EXACT else "of their natural length"
+            gains = [
+                self.gain(point, policy, over) for over in OTHERS.values() for policy in READINGS.values()
+            ]
+            beside = [self.gain(point, PLUS, over) for over in BESIDE]
+            rows.append([str(point.group), point.limit, *gains, *beside])
         return self.table(
-            f"fig3-{kind}",
-            f"Throughput of adaptivellm over others, outputs {lengths}",
+            "fig3",
+            "Throughput of adaptivellm over others",
             [
                 *("group", "longest output"),
                 *(f"{name} over {over}" for over in OTHERS.values() for name in READINGS),
-                *(f"plus over {over}" for over in BESIDE.values()),
+                *(f"plus over {over}" for over in BESIDE),
             ],
             rows,
             RULES,
@@ -192,13 +197,13 @@ class Throughput(ThroughputFindings):
         for point in dict.fromkeys([*self.scope.table_points(), *self.scope.sweep_points()]):
             for unit, key in (("req/s", "throughput_rps"), ("output tok/s", "output_tps")):
                 values = [self.mean(point, policy, summary_key(key)) for policy in MAIN]
-                rows.append([str(point.group), point.limit, point.lengths, unit, *values])
+                rows.append([str(point.group), point.limit, unit, *values])
         return self.table(
             "throughput",
             "Throughput of every policy",
-            ["group", "longest output", "lengths", "unit", *MAIN],
+            ["group", "longest output", "unit", *MAIN],
             rows,
-            keys=4,
+            keys=3,
             detail=True,
         )
 
@@ -218,62 +223,28 @@ class Throughput(ThroughputFindings):
             level=1.0,
         )
 
-    # ---- each half alone, and reasons taken away ---------------------------------------------------
-
-    def ablations(self) -> StudyPart | None:
-        """What each half of the system brings alone; None where that is not run."""
-        points = self.scope.ablation_points()
-        if not points:
-            return None
-        policies = (*ABLATIONS, *READINGS.values(), PLUS)
-        rows: list[list[Value]] = []
-        for point in points:
-            gains = [self.gain(point, policy, BASELINE) for policy in policies]
-            rows.append([str(point.group), *gains])
-        table = self.table(
-            "ablations",
-            f"Throughput over {BASELINE}, longest output {TABLE_LIMIT}",
-            ["group", *policies],
-            rows,
-            "fairness: its start scheduling by prompt and output, recompute always; memory: its choice of swap or "
-            "recompute, in order of arrival; predict-only: predicts, then always recomputes.",
-        )
-        return StudyPart(title="Ablations", tables=[table])
+    # ---- reasons taken away ------------------------------------------------------------------------
 
     def reasons(self) -> StudyPart:
-        """What Table 3's gains would be with one thing changed."""
+        """Table 3's gains with one thing changed."""
         rows: list[list[Value]] = []
         for group in self.scope.groups:
-            plain = [self.gain(AdaptivePoint(group=group), policy, BASELINE) for policy in READINGS.values()]
-            changed = [self.varied_gain(group, what) for what in VARIATIONS]
+            point = AdaptivePoint(group=group)
+            plain = [self.gain(point, policy, BASELINE) for policy in READINGS.values()]
+            changed = [self.varied(point, what) for what in CHANGES]
+            roomy = [self.varied(point, ROOMY_HOST, policy) for policy in READINGS.values()]
+            strict = [self.gain(point, policy, BASELINE) for policy in (SWAP, SWAP_UNBOUND)]
             ours, theirs = PAPER_TABLE_3[str(group)]
-            strict = self.gain(AdaptivePoint(group=group), SWAP, BASELINE)
-            rows.append([str(group), *plain, *changed, strict, ours / theirs])
+            rows.append([str(group), *plain, *changed, *roomy, *strict, ours / theirs])
         table = self.table(
             "reasons",
             f"Throughput over {BASELINE} as in Table 3, one thing changed; longest output {TABLE_LIMIT}",
-            ["group", *READINGS, *(what.name for what in VARIATIONS), SWAP, f"paper: {SWAP}"],
+            [
+                *("group", *READINGS, *(what.name for what in CHANGES)),
+                *(f"{ROOMY_HOST.name}, {reading}" for reading in READINGS),
+                *(SWAP, f"{SWAP} without its limit", f"paper: {SWAP}"),
+            ],
             rows,
-            f"Of {READINGS['prompt']} where no reading is named. Never full: {LARGE_HOST_BLOCKS:,} host blocks.",
+            f"By the prompt where no reading is named. Never full: {LARGE_HOST_BLOCKS:,} host blocks.",
         )
         return StudyPart(title="One thing changed", tables=[table])
-
-    # ---- what scripts read -------------------------------------------------------------------------
-
-    def data(self) -> dict[str, object]:
-        """Table 3: group -> reading -> gains, with the paper's two; Fig. 3: the gains by longest output."""
-        sweep: dict[str, dict[str, dict[str, object]]] = {}
-        for point in self.scope.sweep_points():
-            by_kind = sweep.setdefault(str(point.group), {}).setdefault(point.lengths, {})
-            by_kind[str(point.limit)] = self._gains_data(point)
-        table = {
-            str(point.group): {**self._gains_data(point), "paper": PAPER_TABLE_3[str(point.group)]}
-            for point in self.scope.table_points()
-        }
-        return {"table3": table, "fig3": sweep}
-
-    def _gains_data(self, point: AdaptivePoint) -> dict[str, object]:
-        return {
-            name: {f"vs_{key}": short(self.gain(point, policy, over)) for key, over in OTHERS.items()}
-            for name, policy in READINGS.items()
-        }

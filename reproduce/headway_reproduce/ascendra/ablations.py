@@ -21,10 +21,8 @@ from headway_reproduce.ascendra.setting import (
     MAIN,
     NO_HAND_OFF,
     NO_TICKET,
-    PAPER_MODEL_ERROR,
     PURE_EDF,
     SHORTEST,
-    SIMULATED,
     SJF,
     SPLIT_LOAD,
     SPLITS,
@@ -32,7 +30,7 @@ from headway_reproduce.ascendra.setting import (
     Service,
     with_order,
 )
-from headway_reproduce.study import chart, ratio, short
+from headway_reproduce.study import chart
 
 LP, HP = "lp", "hp"
 
@@ -46,12 +44,12 @@ def _busy(pool: str) -> Number:
 
 
 def mean_tbt_s(result: AscendraResult) -> float | None:
-    """The mean of answers' means."""
+    """The mean over answers of their mean time between tokens."""
     return result.mean_tbt_s
 
 
 def share_at_hp(result: AscendraResult) -> float | None:
-    """Of all requests that started, where there is such a pool."""
+    """Share of the requests that started at high-priority instances; None without such a pool."""
     started = sum(pool.first_tokens for pool in result.pools.values())
     return result.pools[HP].first_tokens / started if HP in result.pools and started else None
 
@@ -109,12 +107,12 @@ class Ablation(AscendraFindings):
         return StudyPart(title="Breakdown", tables=[table])
 
     def gap_s(self, service: Service) -> float | None:
-        """The time between two tokens that 99 in a hundred stay within."""
+        """The 99th percentile of all times between two tokens."""
         return self.result(self.scope.gaps_run(service, BREAKDOWN_LOAD * self.reference_rps(MAIN))).p99_gap_s
 
     def delays(self) -> dict[str, float | None]:
         """Mean wait at each pool."""
-        return {pool: short(self.mean(MAIN, BREAKDOWN_LOAD, ASCENDRA, _delay_s(pool))) for pool in (LP, HP)}
+        return {pool: self.mean(MAIN, BREAKDOWN_LOAD, ASCENDRA, _delay_s(pool)) for pool in (LP, HP)}
 
     def part(self) -> StudyPart:
         """Goodput with one part in another's place, by rate; tickets at light load; splits."""
@@ -151,35 +149,15 @@ class Ablation(AscendraFindings):
         return StudyPart(title="What each part is for", tables=[table, tickets, split_table])
 
     def ticket_use(self) -> dict[str, float | None]:
-        """How busy HP is at light load."""
+        """How busy the high-priority instance is at light load."""
         found = {"with": ASCENDRA, "without": NO_TICKET}
-        return {key: short(self.mean(MAIN, LIGHT_LOAD, service, _busy(HP))) for key, service in found.items()}
+        return {key: self.mean(MAIN, LIGHT_LOAD, service, _busy(HP)) for key, service in found.items()}
 
     def split_goodputs(self) -> dict[str, float | None]:
         """Goodput at the same rate for each instance."""
         return {
             name: self.mean(MAIN, SPLIT_LOAD * service.instances / ASCENDRA.instances, service)
             for name, service in SPLITS.items()
-        }
-
-    def data(self) -> dict[str, object]:
-        """The keys that are about parts; lists have an entry for each of `busy_loads`."""
-        loads = self.scope.busy_loads
-
-        def shares(service: Service) -> list[float]:
-            return [self.mean(MAIN, load, service) or 0.0 for load in loads]
-
-        whole = shares(ASCENDRA)
-        return {
-            "ticket_hp_utilisation": self.ticket_use(),
-            "sched_delay_s": self.delays(),
-            "elastic_gain_by_qps": [
-                short(ratio(mine, theirs)) for mine, theirs in zip(whole, shares(FIXED), strict=True)
-            ],
-            "edf_vs_sjf_goodput": [
-                [short(mine), short(theirs)] for mine, theirs in zip(whole, shares(SJF), strict=True)
-            ],
-            "split": {name: short(share) for name, share in self.split_goodputs().items()},
         }
 
 
@@ -196,7 +174,7 @@ class AscendraFurther(AscendraFindings):
     """Times to first token on more and more GPUs, and errors of predicted step times."""
 
     def tails_part(self) -> StudyPart | None:
-        """Quantiles by order, first come or shortest first, and instances; None where they are not run."""
+        """Quantiles by order (first come, or shortest first) and number of instances; None where they are not run."""
         if self.scope.quick:
             return None
         rows: list[list[Value]] = []
@@ -254,16 +232,6 @@ class AscendraFurther(AscendraFindings):
             decimals=3,
         )
         return StudyPart(title="The step-time model while serving", tables=[table])
-
-    def model_data(self) -> dict[str, object]:
-        """By kind of step, and each minute's."""
-        found = {kind: self._step_errors().get(kind, ()) for kind in KINDS}
-        return {
-            **{kind: short(_known_mean(errors)) for kind, errors in found.items()},
-            "by_minute": {kind: list(map(short, errors)) for kind, errors in found.items()},
-            "measured_on": SIMULATED,
-            "paper": PAPER_MODEL_ERROR,
-        }
 
 
 def _known_mean(errors: Sequence[float | None]) -> float | None:

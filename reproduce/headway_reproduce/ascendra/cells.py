@@ -1,4 +1,4 @@
-"""Ascendra's runs: each decided by plain data, and which of them are made: all, or the fixed part of `--quick`."""
+"""Ascendra's runs, each determined by plain data, and the choice of runs: all, or the fixed part of `--quick`."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ from headway_reproduce.ascendra.setting import (
     BASELINES,
     BREAKDOWN_LOAD,
     BUSY_LOADS,
+    CASE_LOAD,
     CASES,
-    CHANGED_LOADS,
-    CHANGES,
     COUNT,
     ERROR_S,
     FIGURE_2_INSTANCES,
     FIGURE_2_LOAD,
     FIRST_COME,
     FIXED,
+    FIXED_NARROW,
     HARDWARE,
     HEADWAY,
+    INSTANCES,
     LIGHT_LOAD,
     LOADS,
     MAIN,
@@ -43,6 +44,9 @@ from headway_reproduce.ascendra.setting import (
     NO_TICKET,
     OVERLOAD_S,
     OVERLOADS,
+    PAIR,
+    PAIR_CASE,
+    PAIR_LOADS,
     PURE_EDF,
     QWEN,
     REGION,
@@ -66,6 +70,7 @@ from headway_reproduce.ascendra.setting import (
     TRIED_LOADS,
     TRIED_SEED,
     UNCHANGED,
+    WORKLOADS,
     AscendraCase,
     AscendraChange,
     Service,
@@ -77,11 +82,11 @@ from headway_reproduce.ascendra.setting import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AscendraRun:
-    """All that decides one run.
+    """All that determines one run.
 
     `count` requests in Poisson arrivals at `rate_rps`, 0 for all at once. `slo_scale` is a factor on both targets.
-    `seed` draws the workload anew, and the noise of the clock. With `errors` predicted step times are held against
-    what steps took, with `gaps` the time between any two tokens is kept.
+    `seed` draws the workload anew, and the noise of the clock. With `errors` predicted step times are compared with
+    actual ones, with `gaps` the time between any two tokens is kept.
     """
 
     case: AscendraCase
@@ -106,14 +111,15 @@ class AscendraRun:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step of every chunked system."""
+        """Token budget of every chunked system."""
         return self.change.tokens or equal_tokens(self.case.model.name, self.change)
 
     def trace(self) -> str:
         """The workload as `headway simulate --trace` takes it."""
-        law = self.case.data.law
+        law = self.change.law or self.case.data.law
         arrivals = f"poisson:rate={self.rate_rps:.6g}" if self.rate_rps else "at-once"
-        return f"gen:{arrivals}/input={law}/output={law}/count={self.count}"
+        longest = f"/max_output={self.case.data.longest_output}" if self.change.law else ""
+        return f"gen:{arrivals}/input={law}/output={law}/count={self.count}{longest}"
 
     def digest(self) -> str:
         """As `Digested.digest`."""
@@ -123,14 +129,15 @@ class AscendraRun:
 
 @lru_cache(maxsize=16)
 def costs(model: str, change: AscendraChange = UNCHANGED) -> Calibration:
-    """What an instance costs."""
-    found = calibration(HARDWARE, model_shape(model), attention=change.attention)
-    return replace(found, host_s=found.host_s + change.more_host_s)
+    """The step costs of an instance."""
+    return calibration(HARDWARE, model_shape(model), attention=change.attention)
 
 
 @lru_cache(maxsize=16)
 def equal_tokens(model: str, change: AscendraChange = UNCHANGED) -> int:
-    """The budget that follows from the target between tokens and the step law, by the rule of LP instances."""
+    """The budget that follows from the target between tokens and the step law, by the rule of low-priority
+    instances.
+    """
     job = Job(
         id="",
         arrival_s=0.0,
@@ -143,7 +150,7 @@ def equal_tokens(model: str, change: AscendraChange = UNCHANGED) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _LawCost(UnknownCost):
-    """Prompts take what the law of the clock says."""
+    """Predicts prefill times with the law of the simulated clock."""
 
     of: Calibration
 
@@ -163,24 +170,26 @@ def _fingerprint(model: str, change: AscendraChange) -> str:
 CHUNKED = (ASCENDRA, SARATHI)
 """Systems that compute prompts in chunks."""
 ABLATED = (FIXED, SJF, PURE_EDF, NO_HAND_OFF, NO_TICKET, SARATHI_512)
-"""Compared with Ascendra at the busy loads."""
+"""Systems compared with Ascendra at the busy loads."""
 
-Reference = Callable[[AscendraCase], float]
-"""Requests a second that the loads of a case are shares of."""
+Reference = Callable[[AscendraCase, AscendraChange], float]
+"""The request rate that a case's loads are shares of, with one thing changed."""
 
 _ABOUT_REFERENCE_RPS, _ABOUT_CAPACITY_RPS = 7.0, 7.93
-"""Of the main case: no share of one is a share of the other, as is so of what they really are."""
+"""Rough rates for the main case, to count runs before they are measured; chosen so that no share of one is a share
+of the other, as with the real rates.
+"""
 _SECONDS_A_REQUEST = 0.0012
-"""About how long simulating one takes on one core."""
+"""Seconds to simulate one request on one core, roughly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AscendraScope:
-    """What is varied, and which runs that makes, given what `SARATHI` gets through and Ascendra's capacity; all of it.
+    """Which experiments are run, given the throughput of `SARATHI` and Ascendra's capacity; by default all.
 
-    `loads` are the rates of the sweep, as shares of the reference; `busy_loads` are where ablations are compared;
-    `overloads` are shares of Ascendra's capacity in the main case, `scales` factors on both targets. Each seed is
-    another draw of arrivals and lengths, and of the clock's noise.
+    `loads` are the rates of the sweep, as shares of the reference; ablations are compared at `busy_loads`; `overloads`
+    are shares of Ascendra's capacity in the main case, `scales` factors on both targets. Each seed is another draw of
+    arrivals and lengths, and of the clock's noise.
     """
 
     quick: bool = False
@@ -197,67 +206,73 @@ class AscendraScope:
 
     # ---- single runs ---------------------------------------------------------------------------------
 
-    def reference_run(self, case: AscendraCase) -> AscendraRun:
-        """The run that a case's loads are shares of."""
-        return AscendraRun(case=case, service=SARATHI, rate_rps=0.0, count=COUNT, seed=0)
+    def reference_run(self, case: AscendraCase, change: AscendraChange = UNCHANGED) -> AscendraRun:
+        """The run, with all requests at once, that determines a case's reference rate."""
+        own = change if change in WORKLOADS else UNCHANGED
+        return AscendraRun(case=case, service=SARATHI, rate_rps=0.0, count=COUNT, seed=0, change=own)
 
     def run(self, case: AscendraCase, service: Service, rate_rps: float, seed: int) -> AscendraRun:
-        """A run as all are, but for what is asked about."""
+        """A standard run of a service at a rate."""
         return AscendraRun(
             case=case, service=service, rate_rps=float(f"{rate_rps:.5g}"), count=COUNT, seed=seed
         )
 
     def overload_run(self, service: Service, rate_rps: float, seed: int) -> AscendraRun:
-        """Ten minutes of arrivals, every instance dropping what is past its first target."""
+        """Ten minutes of arrivals, where every instance drops requests past their first target."""
         run = self.run(MAIN, service.shedding(), rate_rps, seed)
         return replace(run, count=round(OVERLOAD_S * run.rate_rps))
 
     def error_run(self, rate_rps: float) -> AscendraRun:
-        """Ten minutes of arrivals, every predicted step held against what it took."""
+        """Ten minutes of arrivals, where every predicted step is compared with its actual time."""
         run = self.run(MAIN, ASCENDRA, rate_rps, 0)
         return replace(run, count=round(ERROR_S * run.rate_rps), errors=True)
 
-    def changed_run(self, service: Service, load_rps: float, change: AscendraChange) -> AscendraRun:
-        """A run of the main case with one thing changed."""
-        return replace(self.run(MAIN, service, load_rps, 0), change=change)
+    def changed_run(
+        self, service: Service, rate_rps: float, change: AscendraChange, case: AscendraCase = MAIN
+    ) -> AscendraRun:
+        """A run with one thing changed."""
+        return replace(self.run(case, service, rate_rps, 0), change=change)
 
     def gaps_run(self, service: Service, rate_rps: float) -> AscendraRun:
-        """A run of which every time between tokens is kept."""
+        """A run in which every time between tokens is kept."""
         return replace(self.run(MAIN, service, rate_rps, 0), gaps=True)
 
     @property
     def region(self) -> Sequence[AscendraChange]:
-        """The targets among which it is looked for where two tiers are worth it."""
+        """The targets tested for whether two tiers are worthwhile."""
         return (*((NARROW,) if self.quick else REGION), NARROW_SHARED)
 
     @property
     def budget_loads(self) -> Sequence[float]:
-        """Where budgets are compared."""
+        """The loads at which budgets are compared."""
         return TRIED_LOADS[-1:] if self.quick else TRIED_LOADS
 
     # ---- all runs ------------------------------------------------------------------------------------
 
     def reference_runs(self) -> list[AscendraRun]:
         """The runs that the rates of all others depend on."""
-        return [self.reference_run(case) for case in self.cases]
+        found = [self.reference_run(case) for case in (*self.cases, PAIR_CASE)]
+        found += [self.reference_run(AscendraCase(QWEN, SHAREGPT), change) for change in WORKLOADS]
+        return list(dict.fromkeys(found))
 
     def sweep_runs(self, reference: Reference) -> list[AscendraRun]:
         """Goodput against rate, which Ascendra's capacity is read from."""
         return [
-            self.run(case, service, load * reference(case), seed)
+            self.run(case, service, load * reference(case, UNCHANGED), seed)
             for case, load, service in product(self.cases, self.loads, SYSTEMS)
             for seed in self.seeds_of(case)
         ]
 
     def further_runs(self, reference: Reference, capacity_rps: float) -> list[AscendraRun]:
-        """All others, those of the most requests first."""
-        main_rps = reference(MAIN)
+        """All other runs, those with the most requests first."""
+        main_rps = reference(MAIN, UNCHANGED)
         found = [
             *self._overload_runs(capacity_rps),
             self.error_run(BUSY_LOADS[0] * main_rps),
             *self._scale_runs(capacity_rps),
             *self._ablation_runs(main_rps),
             *self._budget_runs(main_rps),
+            *self._reason_runs(reference, capacity_rps),
             *(self.gaps_run(service, BREAKDOWN_LOAD * main_rps) for service in SYSTEMS),
             *(
                 self.changed_run(service, load * main_rps, SHARED_KERNEL)
@@ -271,7 +286,6 @@ class AscendraScope:
         if not self.quick:
             found += [
                 *self._choice_runs(main_rps),
-                *self._changed_runs(main_rps),
                 *self._figure_2_runs(main_rps),
             ]
         return sorted(dict.fromkeys(found), key=lambda run: -run.count)
@@ -297,6 +311,31 @@ class AscendraScope:
                 share = service.instances / ASCENDRA.instances
                 yield self.run(MAIN, service, share * SPLIT_LOAD * main_rps, seed)
 
+    def _reason_runs(self, reference: Reference, capacity_rps: float) -> Iterable[AscendraRun]:
+        """Runs with one thing changed, for the reasons of single statements; and two instances alone."""
+        main_rps = reference(MAIN, UNCHANGED)
+        for service in (*(each.shedding() for each in SYSTEMS), PURE_EDF, NO_TICKET):
+            yield self.run(MAIN, service, BREAKDOWN_LOAD * main_rps, 0)
+        for load in self.busy_loads:
+            yield self.run(MAIN, FIXED_NARROW, load * main_rps, 0)
+            yield self.run(MAIN, SPLITS["1L2H"], load * main_rps, 0)
+        for change in (SHARED_KERNEL, NARROW):
+            yield self.changed_run(SPLITS["1L2H"], SPLIT_LOAD * main_rps, change)
+        yield self.changed_run(SJF, REGION_LOADS[-1] * main_rps, NARROW)
+        yield self.overload_run(NO_HAND_OFF, self.overloads[-1] * capacity_rps, 0)
+        for case in self.cases:
+            for change, service in product(self.case_changes(case), SYSTEMS):
+                yield self.changed_run(service, CASE_LOAD * reference(case, change), change, case)
+        for load, service in product(PAIR_LOADS, PAIR):
+            share = service.instances / INSTANCES
+            yield self.run(PAIR_CASE, service, share * load * reference(PAIR_CASE, UNCHANGED), 0)
+
+    def case_changes(self, case: AscendraCase) -> Sequence[AscendraChange]:
+        """The changes in a case that test the reasons of its gains."""
+        if case == MAIN:
+            return ()
+        return (SHARED_KERNEL, *(WORKLOADS if case == AscendraCase(QWEN, SHAREGPT) else ()))
+
     def _choice_runs(self, main_rps: float) -> Iterable[AscendraRun]:
         for load, threshold in product(TRIED_LOADS, THRESHOLDS):
             yield self.run(MAIN, with_threshold(threshold), load * main_rps, TRIED_SEED)
@@ -308,28 +347,24 @@ class AscendraScope:
                 yield self.budget_run(tokens, service, load * main_rps)
 
     def budget_run(self, tokens: int, service: Service, rate_rps: float) -> AscendraRun:
-        """A run with so many tokens a step."""
+        """A run with this token budget."""
         return replace(self.run(MAIN, service, rate_rps, TRIED_SEED), change=with_budget(tokens))
-
-    def _changed_runs(self, main_rps: float) -> Iterable[AscendraRun]:
-        for change, load, service in product(CHANGES, CHANGED_LOADS, SYSTEMS):
-            yield self.changed_run(service, load * main_rps, change)
 
     def _figure_2_runs(self, main_rps: float) -> Iterable[AscendraRun]:
         for name, instances in product((FIRST_COME, SHORTEST), FIGURE_2_INSTANCES):
             yield self.run(MAIN, with_order(name, instances), FIGURE_2_LOAD * main_rps, 0)
 
     def num_runs(self) -> int:
-        """All runs together."""
+        """The number of all runs."""
         return len(self._all())
 
     def seconds_a_run(self) -> float:
-        """About how long a run takes on one core, in the mean."""
+        """The mean seconds of a run on one core, roughly."""
         runs = self._all()
         return _SECONDS_A_REQUEST * sum(run.count for run in runs) / len(runs)
 
     def _all(self) -> set[AscendraRun]:
-        """Every run, at about the rates they will have."""
+        """Every run, with approximate rates."""
         further = self.further_runs(_about, _ABOUT_CAPACITY_RPS)
         return {*self.reference_runs(), *self.sweep_runs(_about), *further}
 
@@ -344,8 +379,8 @@ QUICK = AscendraScope(
     overloads=(1.0, 1.5),
     scales=(0.4, 0.7, 1.0),
 )
-"""Neither Figure 2, nor the sweeps of the hand-off's threshold and of targets, nor most of what changes the gains."""
+"""No Figure 2, no sweeps of the hand-off's threshold and of targets, and few of the changes that test the gains."""
 
 
-def _about(case: AscendraCase) -> float:
+def _about(case: AscendraCase, change: AscendraChange) -> float:
     return _ABOUT_REFERENCE_RPS

@@ -1,8 +1,9 @@
-"""The paper's first figure: five requests on two instances, whose prefills take whole times that are known.
+"""The paper's first figure: five requests on two instances, with known prefill times.
 
-Source: Ascendra, Fig. 1. The paper gives E's prefill alone, 2 units; those of the others are ours, chosen so that all
-it says of the figure comes true. Under vLLM E waits 4 units; under Ascendra it takes at 1 the ticket that B has used
-before, and at 3 LP, with the last half unit of A to do, holds C and D, of which only one can still be in time there.
+Source: Ascendra, Fig. 1. The paper gives only E's prefill, 2 units; the others are ours, chosen so that everything the
+paper says about the figure comes true. Under vLLM E waits 4 units. Under Ascendra E takes at 1 the ticket that B has
+used before. At 3 the low-priority instance, with the last half unit of A to do, holds C and D, of which only one can
+still be in time there.
 """
 
 from __future__ import annotations
@@ -26,23 +27,24 @@ from headway.sim.simulation import Policies, PolicyFactory, System
 from headway.traces import TraceRequest
 
 UNIT_TOKENS = 10
-"""Prompt tokens of a unit of time, which is a second."""
+"""Prompt tokens of a unit of time, which is one second."""
 TARGET_S = 5.0
 PREFILLS = {"A": 3.5, "B": 1.0, "D": 1.5, "C": 1.0, "E": 2.0}
-"""Units, in the order in which they come: all at 0 but for E."""
+"""Prefill times in units, in order of arrival: all at 0 except E."""
 E_COMES_S = 1.0
 LP_TOKENS, HP_TOKENS = UNIT_TOKENS, 4 * UNIT_TOKENS
-"""Of a step: LP decides at every unit, HP computes any prompt whole."""
+"""Token budgets: the low-priority instance decides at every unit, the high-priority one computes any prompt whole."""
 PICKED = -0.35
-"""The hand-off's threshold with which all comes true that the paper says of the figure, picked for it: C waits until
-1.25 units of slack are left, which are a step here and a prompt such as E's there, less 0.35 of the target."""
+"""A threshold of the hand-off with which everything the paper says of the figure comes true, picked for it: C waits
+until 1.25 units of slack are left, which are a step here and a prompt such as E's there, less 0.35 of the target.
+"""
 OWN = 0.05
 """The threshold of the preset."""
 
 
 @dataclass(frozen=True, slots=True)
 class KnownCost(UnknownCost):
-    """A fixed time for each token, which policies know; nothing else takes time."""
+    """A fixed time for each token, known to policies; nothing else takes time."""
 
     per_token_s: float
 
@@ -51,7 +53,7 @@ class KnownCost(UnknownCost):
         return self.per_token_s * shape.num_tokens
 
     def step_within_s(self, shape: BatchShape, confidence: float) -> float:
-        """No step takes anything else."""
+        """The same as `step_s`: the time is certain."""
         return self.step_s(shape)
 
     def prefill_s(self, num_tokens: int) -> float:
@@ -64,7 +66,9 @@ COST = KnownCost(1.0 / UNIT_TOKENS)
 
 @dataclass(frozen=True, slots=True)
 class ExampleFate:
-    """Where one request's first token came from, how long after it came, and whether it was handed over."""
+    """Result of one request: the instance of its first token, its delay after arrival, and whether the request was
+    handed over.
+    """
 
     instance: str
     ttft_s: float
@@ -77,7 +81,7 @@ class ExampleFate:
 
 
 def figure_1(threshold: float = PICKED) -> dict[str, dict[str, ExampleFate]]:
-    """System -> request -> what became of it, with this threshold of the hand-off."""
+    """System -> request -> result, with this threshold of the hand-off."""
     rule = f"at-risk:threshold={threshold:g},hp_tokens={2 * UNIT_TOKENS}"
     lp = find_preset("ascendra-lp", batching=f"within-budgets:token_budget={LP_TOKENS}", leaving=(rule,))
     pools = {"lp": _knowing(lp), "hp": _knowing(find_preset("ascendra-hp", leaving=()))}
@@ -170,7 +174,7 @@ def example_part() -> StudyPart:
 
 
 def missed(found: Mapping[str, Mapping[str, ExampleFate]]) -> dict[str, str]:
-    """System -> the requests that were late, for people."""
+    """System -> the requests that were late, as text."""
     return {
         system: ", ".join(name for name, fate in sorted(fates.items()) if fate.missed) or "nothing"
         for system, fates in found.items()

@@ -13,24 +13,21 @@ from headway_reproduce.ascendra.cells import AscendraRun, AscendraScope
 from headway_reproduce.ascendra.run import AscendraResult, simulate_ascendra
 from headway_reproduce.ascendra.setting import (
     ASCENDRA,
-    BASELINES,
     GOOD,
-    LONGBENCH,
     MAIN,
-    PAPER_GAINS,
     SARATHI,
     SCALE_RATES,
     SIMULATED,
     SYSTEMS,
-    VLLM_V0,
+    UNCHANGED,
     AscendraCase,
     AscendraChange,
     Service,
 )
-from headway_reproduce.study import Runs, chart, ratio, short
+from headway_reproduce.study import Runs, chart, ratio
 
 Number = Callable[[AscendraResult], float | None]
-"""What is asked of a run; None where it has no such value."""
+"""A value of a run; None where it has no such value."""
 Curve = Sequence[tuple[float, float]]
 """(setting, share within targets), settings rising."""
 
@@ -44,13 +41,13 @@ def goodput(result: AscendraResult) -> float:
 
 @dataclass(frozen=True)
 class AscendraFindings(Runs[AscendraRun, AscendraResult]):
-    """Ascendra's runs; rates are in shares of a case's reference where they are called loads."""
+    """Ascendra's runs; a rate called a load is a share of the case's reference."""
 
     measured_on = SIMULATED
     scope: AscendraScope
 
     def phases(self) -> Iterator[Sequence[AscendraRun]]:
-        """The reference first, then the sweep, which capacity is read from."""
+        """The phases: first the reference, then the sweep, from which capacity is read."""
         yield self.scope.reference_runs()
         yield self.scope.sweep_runs(self.reference_rps)
         yield self.scope.further_runs(self.reference_rps, self.capacity_rps())
@@ -61,7 +58,7 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
         return simulate_ascendra
 
     def result(self, run: AscendraRun) -> AscendraResult:
-        """What a run came to. Raises SimulationError for one that was not made."""
+        """The result of a run. Raises SimulationError for one that was not made."""
         found = self.kept.result(run)
         if found is None:
             raise SimulationError(
@@ -69,23 +66,25 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
             )
         return found
 
-    def reference_rps(self, case: AscendraCase) -> float:
-        """What the loads of a case are shares of."""
-        return self.result(self.scope.reference_run(case)).steady_rps or 0.0
+    def reference_rps(self, case: AscendraCase, change: AscendraChange = UNCHANGED) -> float:
+        """The rate that a case's loads are shares of."""
+        return self.result(self.scope.reference_run(case, change)).steady_rps or 0.0
 
     def capacity_rps(self) -> float:
-        """Ascendra's in the main case; where the sweep does not pass it, its largest rate."""
+        """Ascendra's capacity in the main case; the sweep's largest rate if the sweep does not pass it."""
         found = self.rate_at_good(MAIN, ASCENDRA)
         return self.scope.loads[-1] * self.reference_rps(MAIN) if found is None else found
 
-    def at_load(self, load: float, service: Service, seed: int = 0) -> AscendraResult:
-        """One seed's result in the main case."""
-        return self.result(self.scope.run(MAIN, service, load * self.reference_rps(MAIN), seed))
+    def at_load(
+        self, load: float, service: Service, seed: int = 0, *, case: AscendraCase = MAIN
+    ) -> AscendraResult:
+        """The result of one seed."""
+        return self.result(self.scope.run(case, service, load * self.reference_rps(case), seed))
 
     def at_rate(
         self, case: AscendraCase, rate_rps: float, service: Service, *, scale: float = 1.0
     ) -> list[AscendraResult]:
-        """One for each seed, at a rate."""
+        """The results of all seeds at a rate."""
         runs = [self.scope.run(case, service, rate_rps, seed) for seed in self.scope.seeds_of(case)]
         return [self.result(replace(run, slo_scale=scale)) for run in runs]
 
@@ -108,22 +107,16 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
         """Ascendra's rate at nine in ten over another's."""
         return ratio(self.rate_at_good(case, ASCENDRA), self.rate_at_good(case, over))
 
-    def largest_goodput_gain(self, case: AscendraCase, over: Service) -> float | None:
-        """The most that Ascendra's goodput is over another's, at the same rate of the sweep."""
-        pairs = zip(self.curve(case, ASCENDRA), self.curve(case, over), strict=True)
-        return max((mine / theirs for (_, mine), (_, theirs) in pairs if theirs), default=None)
+    def changed_goodput(
+        self, service: Service, load: float, change: AscendraChange, case: AscendraCase = MAIN
+    ) -> float:
+        """Goodput with one thing changed; a single seed."""
+        return self.result(self._changed_run(service, load, change, case)).goodput
 
-    def changed_rate(self, service: Service, change: AscendraChange, loads: Sequence[float]) -> float | None:
-        """As `rate_at_good` in the main case, with one thing changed; a single seed."""
-        runs = [self._changed_run(service, load, change) for load in loads]
-        return crossing([(run.rate_rps, self.result(run).goodput) for run in runs])
-
-    def changed_goodput(self, service: Service, load: float, change: AscendraChange) -> float:
-        """In the main case with one thing changed; a single seed."""
-        return self.result(self._changed_run(service, load, change)).goodput
-
-    def _changed_run(self, service: Service, load: float, change: AscendraChange) -> AscendraRun:
-        return self.scope.changed_run(service, load * self.reference_rps(MAIN), change)
+    def _changed_run(
+        self, service: Service, load: float, change: AscendraChange, case: AscendraCase = MAIN
+    ) -> AscendraRun:
+        return self.scope.changed_run(service, load * self.reference_rps(case, change), change, case)
 
 
 def crossing(curve: Curve, level: float = GOOD) -> float | None:
@@ -137,7 +130,9 @@ def crossing(curve: Curve, level: float = GOOD) -> float | None:
 
 
 def scale_at_good(curve: Curve, level: float = GOOD) -> float | None:
-    """The least factor on targets that holds a level, on the line between two points; the first if it does already."""
+    """The smallest factor on targets that keeps a level, on the line between two points; the first factor if it
+    suffices.
+    """
     for place, (scale, share) in enumerate(curve):
         if share >= level:
             if not place:
@@ -149,35 +144,9 @@ def scale_at_good(curve: Curve, level: float = GOOD) -> float | None:
 
 # ---- goodput against rate ------------------------------------------------------------------------------
 
-GAIN_KEYS = {"vs_vllm_v0": VLLM_V0, "vs_sarathi": SARATHI, "vs_vllm_today": SARATHI}
-"""Key of the JSON -> which system Ascendra is put over; with one budget the last two are one policy."""
-
 
 class AscendraRates(AscendraFindings):
     """Every system's curve in every case, and Ascendra's gains beside the paper's."""
-
-    def headline(self) -> StudyPart:
-        """Both readings of the gain, the paper's beside ours."""
-        rows: list[list[Value]] = []
-        for case in self.scope.cases:
-            rates = [self.rate_gain(case, service) for service in BASELINES]
-            goodputs = [self.largest_goodput_gain(case, service) for service in BASELINES]
-            rows.append([str(case), *rates, *PAPER_GAINS.get(case, (None, None)), *goodputs])
-        table = self.table(
-            "gains",
-            "Ascendra's goodput over the others'",
-            [
-                "case",
-                *(f"rate at 90 %, over {service.name}" for service in BASELINES),
-                *("paper: over vLLM", "paper: over Sarathi"),
-                *(f"largest goodput gain at one rate, over {service.name}" for service in BASELINES),
-            ],
-            rows,
-            "The rate at which nine in ten requests are within both targets, over the other's; and the largest ratio "
-            "of the shares within targets at the same rate. The paper does not say which of the two its gain is. 1 is "
-            f"equal, less is worse. {LONGBENCH.title} is lengths of arXiv papers and their abstracts.",
-        )
-        return StudyPart(title="Goodput beside the paper's", tables=[table])
 
     def part(self) -> StudyPart:
         """Each system's curve in each case."""
@@ -232,23 +201,6 @@ class AscendraRates(AscendraFindings):
             doubling=False,
         )
 
-    def data(self) -> dict[str, object]:
-        """The keys that are about the sweep."""
-        rates, gains, goodputs = dict[str, object](), dict[str, object](), dict[str, object]()
-        for case in self.scope.cases:
-            rates[str(case)] = {service.name: short(self.rate_at_good(case, service)) for service in SYSTEMS}
-            paper = [short(gain) for gain in PAPER_GAINS[case]] if case in PAPER_GAINS else None
-            over = {key: short(self.rate_gain(case, service)) for key, service in GAIN_KEYS.items()}
-            gains[str(case)] = {**over, "paper": paper}
-            goodputs[str(case)] = {
-                key: short(self.largest_goodput_gain(case, service)) for key, service in GAIN_KEYS.items()
-            }
-        return {
-            "rate_at_90_goodput_rps": rates,
-            "rate_at_90_goodput_gain": gains,
-            "goodput_gain_at_same_rate_max": goodputs,
-        }
-
 
 def _slug(case: AscendraCase) -> str:
     words = f"{case.model.title}-{case.data.title}".lower()
@@ -259,13 +211,14 @@ def _slug(case: AscendraCase) -> str:
 
 
 class TargetFindings(AscendraFindings):
-    """How tight targets may be: the smallest factor on both that nine in ten requests are still within."""
+    """How tight targets may be: the smallest factor on both targets that nine in ten requests still meet."""
 
     def least_scale(self, share: float, service: Service) -> float | None:
-        """At a share of Ascendra's capacity, mean over seeds of the baselines; None if no factor tried is enough.
+        """The smallest factor at a share of Ascendra's capacity, mean over seeds of the baselines; None if no factor
+        tried is enough.
 
-        Ascendra decides by targets, so it is run with each factor; the others are run once, and each request is asked
-        which factor it would have needed.
+        Ascendra decides by targets, so it is run with each factor. The others are run once, and the factor that each
+        request would have needed is computed.
         """
         rate_rps = share * self.capacity_rps()
         if service is not ASCENDRA:
@@ -278,7 +231,7 @@ class TargetFindings(AscendraFindings):
         )
 
     def part(self) -> StudyPart:
-        """By share of capacity and system."""
+        """The factors by share of capacity and system."""
         rows = {share: [self.least_scale(share, service) for service in SYSTEMS] for share in SCALE_RATES}
         table = self.table(
             "slo-scale",
@@ -289,13 +242,6 @@ class TargetFindings(AscendraFindings):
             f"{self.scope.scales[0]:g}, and read off between two.",
         )
         return StudyPart(title="Tighter targets", tables=[table])
-
-    def data(self) -> dict[str, dict[str, float | None]]:
-        """Share of capacity -> system -> factor."""
-        return {
-            f"{share:.1f}": {service.name: short(self.least_scale(share, service)) for service in SYSTEMS}
-            for share in SCALE_RATES
-        }
 
 
 # ---- overload with shedding ----------------------------------------------------------------------------
@@ -313,23 +259,13 @@ class Overload:
     dropped: Shares
     late: Shares
 
-    @property
-    def best(self) -> str:
-        """The baseline with the most within targets."""
-        return max((service.name for service in BASELINES), key=self.met.__getitem__)
-
     def gain(self, over: str) -> float:
-        """Ascendra's requests within targets over another's; 0 over none."""
-        return _over(self.met, over) or 0.0
-
-
-def _over(shares: Shares, name: str) -> float | None:
-    """Ascendra's share over another's."""
-    return ratio(shares[ASCENDRA.name], shares[name])
+        """Ascendra's requests within targets relative to another's; 0 if the other has none."""
+        return ratio(self.met[ASCENDRA.name], self.met[over]) or 0.0
 
 
 class Overloads(AscendraFindings):
-    """Ten minutes above capacity, every system dropping what still waits when its first token is due."""
+    """Ten minutes above capacity, where every system drops requests still waiting when their first token is due."""
 
     def found(self) -> list[Overload]:
         """Each rate, means over seeds."""
@@ -352,7 +288,7 @@ class Overloads(AscendraFindings):
         return mean_of_all(number(self.result(run)) for run in runs) or 0.0
 
     def part(self) -> StudyPart:
-        """Within targets, dropped and late, by rate."""
+        """Shares within targets, dropped and late, by rate."""
         found = self.found()
         rows: list[list[Value]] = [
             [each.over, *(shares[name] for shares in (each.met, each.dropped, each.late) for name in NAMES)]
@@ -389,23 +325,3 @@ class Overloads(AscendraFindings):
             f"LP instances hand off {said} of capacity, of all requests, to the one HP instance. They know what waits "
             "there, and keep what would be late there too."
         )
-
-    def data(self) -> dict[str, object]:
-        """Ratios are over the baseline with the most within targets at that rate."""
-        found = self.found()
-        best = [each.best for each in found]
-        return {
-            "rate_over_capacity": [each.over for each in found],
-            **_ratios(found, best),
-            "over": best,
-        }
-
-
-def _ratios(found: list[Overload], over: list[str]) -> dict[str, object]:
-    """At each rate, over the system named for it."""
-    pairs = list(zip(found, over, strict=True))
-    return {
-        "in_slo_gain": [short(_over(each.met, name)) for each, name in pairs],
-        "dropped_ratio": [short(_over(each.dropped, name)) for each, name in pairs],
-        "violated_ratio": [short(_over(each.late, name)) for each, name in pairs],
-    }

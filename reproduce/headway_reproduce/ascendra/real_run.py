@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -15,7 +16,9 @@ import msgspec
 from headway.core.record import Record
 from headway.engine.machine import machine_name, vllm_version
 from headway.errors import VLLM_COMES_BY
-from headway.lab.papers import Tell
+from headway.json_file import read_json, write_json
+from headway.lab.kept_runs import release
+from headway.lab.papers import PaperRequest, Tell
 from headway.lab.policy_bench import all_finished, capacity_rps
 from headway.lab.server import RunningServer
 from headway.loadgen import ReplayOptions, ReplayReport, replay
@@ -26,7 +29,6 @@ from headway.traces import TraceRequest
 from headway_reproduce.ascendra.real_servers import SYSTEMS, VLLM, AscendraServers, fleet, settle
 from headway_reproduce.ascendra.real_stream import RULE_TEXT, SHAPE_TEXT, bursty_stream, targets
 from headway_reproduce.process_cpu import cpu_s
-from headway_reproduce.real_study import MeasuredOnce, RealMeasurement
 
 CAPACITY_SEED, LIGHT_SEED, WARM_SEED = 99, 98, 97
 CAPACITY_REQUESTS = 200
@@ -36,16 +38,16 @@ PROBE_REQUESTS, PROBE_INPUT_TOKENS, PROBE_OUTPUT_TOKENS = 8, 32, 200
 
 
 class StreamRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a stream came to on a system, and what its instances used of a core each."""
+    """The result of a stream on a system, and the CPU use of each instance, in cores."""
 
     summary: Summary
     cores: dict[str, float]
 
 
 class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured before anything is compared.
+    """Measured before the comparison.
 
-    `decode_inflation`: the time between tokens at an instance with all of them at work, over the same alone.
+    `decode_inflation`: the time between tokens at an instance while all instances work, over the same alone.
     """
 
     capacity_rps: float
@@ -54,7 +56,7 @@ class Calibrated(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def serve_stream(fleet: AscendraServers, system: str, requests: Sequence[TraceRequest]) -> StreamRun:
-    """Send a stream to a system's gateway and hear every answer out."""
+    """Send a stream to a system's gateway and wait for every answer."""
     gc.collect()
     gateway, instances = fleet.gateways[system], fleet.instances[SYSTEMS[system].service]
     settle(gateway.url)
@@ -77,9 +79,9 @@ def _replayed(url: str, requests: Sequence[TraceRequest]) -> ReplayReport:
 
 
 def warm_up(fleet: AscendraServers) -> None:
-    """Some seconds of requests through every gateway, so that no system pays for what happens only once.
+    """Send requests through every gateway for some seconds, so that no system pays for what happens only once.
 
-    They come one after another, so that every pool gets some, and its step-time model something to learn from.
+    They come one after another, so that every pool gets some, and its step-time model learns.
     """
     for place in fleet.gateways.values():
         first = bursty_stream(WARM_RPS, WARM_SECONDS, WARM_SEED)
@@ -87,7 +89,8 @@ def warm_up(fleet: AscendraServers) -> None:
 
 
 def calibrated(fleet: AscendraServers, tell: Tell) -> Calibrated:
-    """Measure what loads and targets go by, on stock, whose requests have no targets here and are not dropped.
+    """Measure the values that loads and targets derive from, on stock, whose requests have no targets here and are not
+    dropped.
 
     Raises UpstreamError if a request fails.
     """
@@ -95,7 +98,7 @@ def calibrated(fleet: AscendraServers, tell: Tell) -> Calibrated:
     burst = bursty_stream(1.0, CAPACITY_REQUESTS, CAPACITY_SEED)
     rate_rps = capacity_rps(burst, ReplayOptions(url=url))
     tell(f"capacity {rate_rps:.1f} requests a second")
-    # How requests fare when there is hardly anything to do; Poisson arrivals.
+    # Requests at nearly no load; Poisson arrivals.
     light = bursty_stream(LIGHT_LOAD * rate_rps, LIGHT_SECONDS, LIGHT_SEED, cv=1.0)
     return Calibrated(
         capacity_rps=rate_rps,
@@ -105,10 +108,10 @@ def calibrated(fleet: AscendraServers, tell: Tell) -> Calibrated:
 
 
 def _decode_inflation(fleet: AscendraServers) -> dict[str, float]:
-    """How many times as long an instance's decode step takes while the others of its service work too.
+    """The factor by which an instance's decode step slows down while the other instances of its service work too.
 
-    The same few requests are sent to each stock instance alone, then to all at once, past the gateway; what is
-    compared is the median over the requests of the mean time between tokens.
+    The same few requests are sent to each stock instance alone, then to all at once, past the gateway. Compared is the
+    median over requests of the mean time between tokens.
     """
     places = fleet.instances[VLLM]
     alone = {name: asyncio.run(_probed({name: place}))[name] for name, place in places.items()}
@@ -117,7 +120,7 @@ def _decode_inflation(fleet: AscendraServers) -> dict[str, float]:
 
 
 async def _probed(places: Mapping[str, RunningServer]) -> dict[str, float]:
-    """Seconds between tokens at each, all being asked at the same time."""
+    """Seconds between tokens at each place, with all of them serving at the same time."""
     requests = [
         TraceRequest(f"probe-{number}", 0.0, PROBE_INPUT_TOKENS, PROBE_OUTPUT_TOKENS)
         for number in range(PROBE_REQUESTS)
@@ -144,6 +147,10 @@ COMPARED = tuple(SYSTEMS)
 LOADS = (1.0, 1.5)
 SEEDS, SECONDS_A_RUN = 2, 12.0
 TITLE = "The same on a real engine"
+REAL_FILE = "ascendra-real-engine.json"
+NEEDED = ("vllm", "aiohttp", "starlette", "uvicorn")
+_SECONDS = 300.0
+"""Seconds of measuring on two cores, roughly."""
 
 
 class RealCell(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,9 +170,11 @@ class RealCell(msgspec.Struct, frozen=True, kw_only=True):
         return mean_of_all(getattr(run.summary, key) for run in self.runs)
 
 
-class AscendraReal(MeasuredOnce, frozen=True, kw_only=True):
-    """What was measured, and on what."""
+class AscendraReal(msgspec.Struct, frozen=True, kw_only=True):
+    """The measurement, with the releases of Headway and vLLM that it was made with."""
 
+    headway: str = msgspec.field(default_factory=release)
+    vllm: str = msgspec.field(default_factory=vllm_version)
     hardware: str
     calibrated: Calibrated
     ttft_target_s: float
@@ -174,23 +183,50 @@ class AscendraReal(MeasuredOnce, frozen=True, kw_only=True):
 
 
 def _measure(tell: Tell) -> AscendraReal:
-    """Raises UpstreamError if a server does not start, SimulationError if a request fails before the comparison."""
+    """Measure everything. Raises UpstreamError if a server does not start, SimulationError if a request fails
+    before the comparison.
+    """
     tell(f"real engine: starting {2 * INSTANCES} instances of vLLM")
     with TemporaryDirectory() as logs, fleet(INSTANCES, Path(logs), tell) as servers:
         return compared(servers, tell)
 
 
-MEASUREMENT = RealMeasurement(
-    file="ascendra-real-engine.json",
-    kind=AscendraReal,
-    needed=("vllm", "aiohttp", "starlette", "uvicorn"),
-    seconds=300.0,
-    measure=_measure,
-)
+def missing() -> list[str]:
+    """The modules that are needed and not installed."""
+    return [module for module in NEEDED if find_spec(module) is None]
+
+
+def real_seconds(request: PaperRequest) -> float:
+    """Seconds that `real_runs` will take, roughly. Raises RecordError as it does."""
+    return 0.0 if request.quick or _kept(request) or missing() else _SECONDS
+
+
+def real_runs(request: PaperRequest, tell: Tell) -> AscendraReal | None:
+    """What the folder keeps of these releases, else measured now and kept; None if left out or impossible.
+
+    Raises RecordError if what is kept cannot be read, and what measuring raises.
+    """
+    if request.quick:
+        return None
+    found = _kept(request)
+    if found is None and not missing():
+        found = _measure(tell)
+        write_json(request.root / REAL_FILE, found)
+    return found
+
+
+def _kept(request: PaperRequest) -> AscendraReal | None:
+    """The kept measurement; None if there is none or another release made it. Without vLLM, where nothing can be
+    measured anew, only Headway's release counts.
+    """
+    found = read_json(request.root / REAL_FILE, AscendraReal)
+    if found is None or found.headway != release():
+        return None
+    return found if find_spec("vllm") is None or found.vllm == vllm_version() else None
 
 
 def compared(servers: AscendraServers, tell: Tell) -> AscendraReal:
-    """Every load on every system, in turns; each turn begins with another system."""
+    """Run every load on every system, in turns; each turn begins with another system."""
     warm_up(servers)
     measured = calibrated(servers, tell)
     slo = targets(measured.light)
@@ -215,10 +251,9 @@ def compared(servers: AscendraServers, tell: Tell) -> AscendraReal:
 
 
 def real_part(found: AscendraReal | None) -> StudyPart:
-    """The systems beside each other; or that they were not run, and why."""
+    """A table of the systems; or a statement that they were not run, and why."""
     if found is None:
-        missing = MEASUREMENT.missing()
-        needs = f" It needs {', '.join(missing)}: {VLLM_COMES_BY}." if missing else ""
+        needs = f" It needs {', '.join(missing())}: {VLLM_COMES_BY}." if missing() else ""
         return StudyPart(title=TITLE, text=[f"Not run: --quick leaves it out.{needs}"])
     return StudyPart(title=TITLE, text=[_targets(found), _crowding(found)], tables=[_table(found)])
 
@@ -261,7 +296,7 @@ def _row(cell: RealCell) -> list[Value]:
 
 
 def _cores(runs: Iterable[StreamRun]) -> list[tuple[str, float]]:
-    """What each instance used of a core, mean over the runs."""
+    """The CPU use of each instance in cores, mean over the runs."""
     cores = [run.cores for run in runs]
     return [(name, mean(each[name] for each in cores)) for name in cores[0]]
 
@@ -274,7 +309,7 @@ def _targets(found: AscendraReal) -> str:
 
 
 def _crowding(found: AscendraReal) -> str:
-    """What sharing the machine cost."""
+    """The cost of sharing the machine, in words."""
     inflation = found.calibrated.decode_inflation
     each = ", ".join(f"{name} {times:.2f}" for name, times in inflation.items())
     return (

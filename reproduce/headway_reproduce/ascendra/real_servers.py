@@ -26,9 +26,11 @@ from headway.routing.pools import HP, LP, PoolSizes, instance_names, pool_of
 
 ASCENDRA, VLLM = "ascendra", "vllm"
 SERVICES: Mapping[str, Mapping[str, str]] = {ASCENDRA: POOLED[ASCENDRA], VLLM: {"": VLLM}}
-"""How a set of instances schedules: pool -> preset. Instances of the one pool `""` are all alike."""
+"""Schedules of a set of instances: pool -> preset. Instances of the one pool `""` are all alike."""
 DROP = ("expired",)
-"""What is still waiting past its TTFT target leaves (Ascendra section 3.9); Ascendra's own presets have it too."""
+"""Requests still waiting past their TTFT target leave (Ascendra section 3.9); Ascendra's own presets have this rule
+too.
+"""
 
 
 class RealSystem(NamedTuple):
@@ -43,7 +45,7 @@ SYSTEMS = {
     "vllm round-robin, drop": RealSystem(VLLM, "round-robin"),
     "vllm least-work, drop": RealSystem(VLLM, "least-work"),
 }
-"""What is compared. All drop what is still waiting past its TTFT target, as in the paper's overload."""
+"""The compared systems. All drop requests still waiting past their TTFT target, as in the paper's overload."""
 
 VLLM_FLAGS = ("--no-enable-prefix-caching", "--kv-cache-memory-bytes", str(256 << 20))
 """Everything else is vLLM's default. A stream is sent to the same instances more than once, so no prefix is kept."""
@@ -53,7 +55,7 @@ _POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class AscendraServers:
-    """What runs: the instances of each service by name, and the gateway of each system."""
+    """The running servers: the instances of each service by name, and the gateway of each system."""
 
     instances: Mapping[str, Mapping[str, RunningServer]]
     gateways: Mapping[str, RunningServer]
@@ -61,11 +63,11 @@ class AscendraServers:
 
 @contextmanager
 def fleet(instances: int, logs: Path, tell: Tell) -> Iterator[AscendraServers]:
-    """Start what the systems need, side by side; everything ends with the block.
+    """Start the servers of all systems, side by side; everything ends with the block.
 
-    Instances that are not asked anything are idle, so all stay up while the systems take turns. Each instance
-    computes on cores of its own, shared only where there are fewer cores than instances of one service. What the
-    servers say goes to files in `logs`. Raises UpstreamError if one does not start.
+    Instances without requests are idle, so all stay up while the systems take turns. Each instance computes on cores of
+    its own, shared only where there are fewer cores than instances of one service. The servers' output goes to files in
+    `logs`. Raises UpstreamError if one does not start.
     """
     with ExitStack() as stack:
         started = {
@@ -90,7 +92,7 @@ def fleet(instances: int, logs: Path, tell: Tell) -> Iterator[AscendraServers]:
 
 
 def pool_sizes(presets: Mapping[str, str], instances: int) -> PoolSizes:
-    """How many of so many instances each pool has: one is for high priority, all others for low."""
+    """The sizes of the pools for this many instances: one is for high priority, all others for low."""
     return dict.fromkeys(presets, instances) if len(presets) == 1 else {LP: instances - 1, HP: 1}
 
 
@@ -104,9 +106,9 @@ def start_instances(
     *,
     leaving: tuple[str, ...] | None = None,
 ) -> dict[str, ServerProcess]:
-    """Servers that were started and are not ready yet, by the names that a gateway gives those that join.
+    """Start servers without waiting until they are ready, by the names that a gateway gives to joining instances.
 
-    `leaving` are rules in place of the presets' own.
+    `leaving` are rules that replace the presets' own.
     """
     binding = bind_cores(Workers(count), usable_cores())
     started: dict[str, ServerProcess] = {}
@@ -156,13 +158,13 @@ class GatewayInstance(msgspec.Struct):
 
 
 class GatewayState(msgspec.Struct):
-    """What a gateway says of itself on `/dashboard/state`, as far as it is of interest here."""
+    """The part of a gateway's `/dashboard/state` that is of interest here."""
 
     instances: list[GatewayInstance]
 
 
 def gateway_state(url: str) -> GatewayState | None:
-    """What a gateway says of itself; None where it does not answer."""
+    """A gateway's state; None where it does not answer."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5.0)
     try:
@@ -175,7 +177,7 @@ def gateway_state(url: str) -> GatewayState | None:
 
 
 def settle(url: str) -> None:
-    """Wait until nothing is in flight at a gateway. Raises UpstreamError if that does not come."""
+    """Wait until nothing is in flight at a gateway. Raises UpstreamError if that does not happen."""
     deadline_s = time.monotonic() + SETTLE_S
     while time.monotonic() < deadline_s:
         state = gateway_state(url)
@@ -186,6 +188,6 @@ def settle(url: str) -> None:
 
 
 def ready_instances(url: str) -> int:
-    """How many instances a gateway says are ready; 0 where it does not answer."""
+    """The number of ready instances according to a gateway; 0 where it does not answer."""
     state = gateway_state(url)
     return 0 if state is None else sum(each.condition == "ready" for each in state.instances)

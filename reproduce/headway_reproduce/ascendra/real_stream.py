@@ -1,4 +1,4 @@
-"""The stream that real instances are compared with, and the targets its clients have."""
+"""The stream for the comparison of real instances, and its clients' targets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ARRIVAL_CV = 2.0
 """Coefficient of variation of the intervals between arrivals; 1 is Poisson. The Azure 2023 conversation trace has 1.0
 second by second and more over minutes; of a stream of seconds all of it has to be in the intervals."""
 LONGEST_INPUT_TOKENS, LONGEST_OUTPUT_TOKENS = 3_000, 128
-"""The law's lengths are divided by the factors that put their 99th percentiles here; the demo's context is 4,096."""
+"""The law's lengths are divided by the factors that bring their 99th percentiles here; the demo's context is 4,096."""
 SHAPE_TEXT = (
     f"lengths of {LAW}, inputs scaled to {LONGEST_INPUT_TOKENS} tokens and outputs to {LONGEST_OUTPUT_TOKENS} (99th "
     f"percentiles); gamma arrivals, cv {ARRIVAL_CV:g}, the last when the run's time is up, so that the load is what it "
@@ -43,9 +43,9 @@ def bursty_stream(
 
 
 def targets(light: Summary) -> Slo:
-    """The targets by what is measured at light load, before anything is compared.
+    """The targets derived from latencies at light load, measured before the comparison.
 
-    Raises SimulationError if nothing was finished at light load.
+    Raises SimulationError if nothing finished at light load.
     """
     if light.p50_ttft_s is None:
         raise SimulationError("no request finished at light load, so there is nothing to set targets by")

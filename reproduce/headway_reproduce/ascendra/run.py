@@ -1,4 +1,4 @@
-"""One run of Ascendra's experiments: simulated, its records read, and predicted step times held against it."""
+"""One run of Ascendra's experiments: the simulation, its records' figures, and the errors of predicted step times."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def simulate_ascendra(run: AscendraRun) -> AscendraResult:
 
 
 def system_of(run: AscendraRun) -> System:
-    """What serves."""
+    """The simulated system of a run."""
     service, limits = run.service, run.case.model.limits()
     pools = {engines.pool: engines.count for engines in service.engines if engines.pool}
     return System(
@@ -59,7 +59,7 @@ def system_of(run: AscendraRun) -> System:
 
 
 def policies_of(run: AscendraRun, requests: Sequence[TraceRequest]) -> Policies:
-    """What makes the policies of each pool, or of all instances, chunked steps all of one budget."""
+    """The policy factories of each pool, or of all instances; all chunked steps have one budget."""
     found = {
         engines.pool: policy_factory(engines.policy, engines.with_budget(run.tokens), requests)
         for engines in run.service.engines
@@ -92,15 +92,15 @@ MINUTE_S = 60.0
 class StepErrors:
     """Relative errors of each instance's own predictions, each made when its step was scheduled.
 
-    For steps one at a time: what a step took is from there to its output, the host's time among it. Steps before the
-    model answers are left out.
+    For steps one at a time: a step's time lasts from its scheduling to its output, the host's time included. Steps
+    before the model can predict are left out.
     """
 
     _expected: dict[int, tuple[StepKind, float]] = field(default_factory=dict)
     _found: dict[StepKind, dict[int, list[float]]] = field(default_factory=dict)
 
     def following(self, policies: Policies) -> Policies:
-        """The same policies, whose cost models are asked about every step."""
+        """The same policies, with their cost models asked about every step."""
         if not isinstance(policies, Mapping):
             return self._following(policies)
         return {pool: self._following(build) for pool, build in policies.items()}
@@ -137,13 +137,13 @@ class StepErrors:
 
 
 class _Followed(Policy):
-    """Decides as the policy whose parts it has."""
+    """Delegates all decisions to the policy whose parts it has."""
 
     errors: StepErrors
     cost: CostModel
 
     def observe(self, outcome: StepOutcome) -> None:
-        """As the policy, its cost model asked first."""
+        """Ask the cost model about the step, then update the policy."""
         self.errors.expect(outcome, self.cost)
         super().observe(outcome)
 
@@ -166,7 +166,7 @@ class TokenGaps:
             self._last_s[job.id] = finished_s
 
     def at(self, share: float) -> float | None:
-        """The gap that so large a share of all stays within; None without any."""
+        """The gap that this share of all gaps stays within; None without any."""
         return quantile(self._gaps_s, share) if self._gaps_s else None
 
 
@@ -187,8 +187,8 @@ class PoolUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolResult:
-    """What a pool's instances did: `delay_s` is the mean wait there, from coming to the first step, of those that
-    started there; `first_tokens` how many did.
+    """The activity of a pool's instances: `delay_s` is the mean wait there, from arrival to the first step, of
+    requests that started there; `first_tokens` is their number.
     """
 
     busy_share: float
@@ -198,14 +198,14 @@ class PoolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AscendraResult:
-    """What a run came to.
+    """The result of a run.
 
     `met` of `requests` finished within both targets; `late` finished outside; `dropped` never started. `needed_scale`
     is the least factor on both targets that nine in ten would have met, None where fewer finished. `ttft_s` are
-    quantiles at equal distances from 0 to 1. `steady_rps` is the rate at which the first nine tenths ended, so that
-    a few long answers at the end do not count. `pools` has one entry, "", where there are none. `step_errors` are mean
-    relative errors of predicted step times, minute by minute, of each kind of step; None for a minute without.
-    `p99_tbt_s` is of the means of answers, `p99_gap_s` of all times between two tokens, where they were kept.
+    quantiles at equal distances from 0 to 1. `steady_rps` is the rate at which the first nine tenths ended, so that a
+    few long answers at the end do not count. `pools` has the one entry "" where there are no pools. `step_errors` are
+    mean relative errors of predicted step times by kind of step, minute by minute; None for a minute without.
+    `p99_tbt_s` is over the means of answers, `p99_gap_s` over all times between two tokens, where they were kept.
     """
 
     requests: int
@@ -240,7 +240,7 @@ class AscendraResult:
 
 
 def measure(records: Sequence[Record], use: Mapping[str, PoolUse], good: float = 0.9) -> AscendraResult:
-    """What the records of a run say, moves among them."""
+    """The figures of a run's records, including moves."""
     summary, ended = summarize(records), ends(records)
     met = sum(map(met_targets, ended))
     finished = [record for record in ended if record.outcome is Outcome.FINISHED]

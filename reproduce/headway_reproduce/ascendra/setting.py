@@ -17,14 +17,16 @@ from headway.sim.limits import EngineLimits
 HARDWARE, INSTANCES = "a100-80g", 3
 """Three A100 80 GB, an instance each."""
 SIMULATED = "simulated, 3 x A100 80 GB"
-"""What tables of simulated runs say of themselves."""
+"""The machine named in tables of simulated runs."""
 
 BLOCK_TOKENS = 16
 SEATS, TOKENS_A_STEP = 256, 8192
-"""Of every engine (ours): vLLM's own seats, and as many tokens as the longest prompts have, since `vllm-v0` and HP
-instances compute prompts whole. All that compute prompts in chunks have one budget, `equal_tokens`."""
+"""Sizes of every engine (ours): vLLM's default seats, and a budget as large as the longest prompts, since `vllm-v0`
+and high-priority instances compute prompts whole. All systems that compute prompts in chunks have one budget,
+`equal_tokens`.
+"""
 ATTENTION, TODAYS_ATTENTION = "sarathi-serve", "flash-attn"
-"""Kernel layouts: that of the engines of the paper, which is built on vLLM and Sarathi-Serve; and today's vLLM's."""
+"""Kernel layouts of the paper's engines, built on vLLM and Sarathi-Serve, and of today's vLLM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ MODELS = (MISTRAL, LLAMA, QWEN)
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Lengths by a law that ships with the package, and the longest answer policies see."""
+    """Lengths by a law that ships with the package, and the longest answer that policies assume."""
 
     title: str
     law: str
@@ -66,9 +68,9 @@ class Data:
 
 
 SHAREGPT = Data("ShareGPT", "sharegpt-turns", 1024)
-"""Each turn of a conversation is a request of its own, with all that was said before it."""
+"""Each turn of a conversation is a request of its own, whose prompt includes all earlier turns."""
 LONGBENCH = Data("LongBench (stand-in)", "arxiv-summarization", 4096, stand_in=True)
-"""Papers to summarise, of arXiv: not the paper's data set, and named a stand-in wherever it is shown."""
+"""arXiv papers to summarise: not the paper's data set, and named a stand-in wherever it is shown."""
 DATA = (SHAREGPT, LONGBENCH)
 
 TBT_S = 0.15
@@ -80,7 +82,7 @@ TTFT_S = {
     (QWEN, SHAREGPT): 1.5,
     (QWEN, LONGBENCH): 3.0,
 }
-"""Targets for the first token; the paper's table."""
+"""Targets for the first token, from the paper's table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,16 +103,16 @@ class AscendraCase:
 
 CASES = tuple(AscendraCase(model, data) for model in MODELS for data in DATA)
 MAIN = AscendraCase(MISTRAL, SHAREGPT)
-"""Where all but the sweep of rates is asked: the case the paper reports the largest gain for."""
+"""The case of all experiments but the sweep of rates: the one with the paper's largest gain."""
 
 # ---- systems -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Engines:
-    """Equal instances of one policy; `pool` is empty where they are all there is.
+    """Equal instances of one policy; `pool` is empty where there is no other pool.
 
-    `chunked` is the batching whose steps have the budget that all compared systems have; empty: its own.
+    `chunked` is the batching whose steps have the budget that all compared systems share; empty: the policy's own.
     """
 
     count: int
@@ -120,7 +122,7 @@ class Engines:
     chunked: str = ""
 
     def with_budget(self, tokens: int) -> Parts:
-        """The parts, with so many tokens a step where prompts are computed in chunks."""
+        """The parts with this token budget, where prompts are computed in chunks."""
         if not self.chunked:
             return self.parts
         return replace(self.parts, batching=f"{self.chunked}:token_budget={tokens}")
@@ -136,11 +138,11 @@ class Service:
 
     @property
     def instances(self) -> int:
-        """Of all pools together."""
+        """The number of instances of all pools."""
         return sum(engines.count for engines in self.engines)
 
     def shedding(self) -> Service:
-        """The same, every instance of which drops what still waits when its first token is due."""
+        """The same service, but every instance drops requests still waiting when their first token is due."""
         return replace(self, engines=tuple(map(_shedding, self.engines)))
 
 
@@ -162,9 +164,9 @@ def equal(
 
 TOKENS_TRIED = (512, 1024, 2048)
 TRIED_LOADS = (1.0, 1.2)
-"""Budgets of a step that all chunked systems get together, and where their goodput in the main case is compared."""
+"""Loads in the main case at which the candidates for the shared budget of all chunked systems are compared."""
 TRIED_SEED = 100
-"""A seed of its own: what is swept is not reported on the requests it was swept with."""
+"""A separate seed, so that no result is reported on the requests that the budget was chosen with."""
 
 
 def pooled(
@@ -195,7 +197,7 @@ longer padded: so `vllm-v0`, not vLLM 0.2.5."""
 SARATHI_512 = equal("sarathi", name="sarathi-512")
 """Sarathi-Serve with the budget of its own preset."""
 HEADWAY = equal("headway")
-"""Equal instances that go by targets, to say what two tiers are worth; no baseline of the paper's."""
+"""Equal instances that decide by targets, to show the value of two tiers; not a baseline of the paper."""
 ASCENDRA = pooled("ascendra")
 """2 LP instances and 1 HP: the paper's default."""
 BASELINES = (VLLM_V0, SARATHI)
@@ -203,28 +205,33 @@ SYSTEMS = (ASCENDRA, *BASELINES)
 
 PURE_EDF = pooled("ascendra-edf", lp_order="edf")
 SJF = pooled("ascendra-sjf", lp_order="shortest-prompt")
-"""Other values of a request: its deadline alone, and its prompt's length."""
+"""Other definitions of a request's value: its deadline alone, and its prompt's length."""
 FIXED = pooled("ascendra-fixed", hp_batching="elastic:elastic=false")
+FIXED_NARROW = pooled("ascendra-fixed-32", hp_batching="elastic:elastic=false,width=32")
 NO_TICKET = pooled("ascendra-no-ticket", router="ascendra-no-ticket")
 NO_HAND_OFF = pooled("ascendra-no-hand-off", hand_off=None)
 """Ablations."""
 SPLITS = {"2L1H": ASCENDRA, "1L2H": pooled("1L2H", lp=1, hp=2), "1L1H": pooled("1L1H", lp=1, hp=1)}
 
+PAIR_CASE, PAIR_LOADS = AscendraCase(MISTRAL, LONGBENCH), (0.9, 1.1)
+PAIR = (SPLITS["1L1H"], equal("vllm-v0", 2), equal("sarathi", 2, chunked=DECODE_FIRST))
+"""Two instances, on the left of Figure 13; a load gives each instance as many requests as with three."""
+
 THRESHOLDS = (-0.1, 0.0, 0.05, 0.1, 0.2, 0.3)
-"""Of the hand-off, in shares of the target for the first token; 0.05 is the default."""
+"""Thresholds of the hand-off, as shares of the target for the first token; 0.05 is the default."""
 
 
 def with_threshold(threshold: float) -> Service:
-    """Ascendra that hands off earlier or later."""
+    """Ascendra with another hand-off threshold."""
     return pooled(f"threshold {threshold:g}", hand_off=f"{AT_RISK}:threshold={threshold:g}")
 
 
 FIRST_COME, SHORTEST = "FCFS", "SJF"
-"""Of the paper's second figure."""
+"""Orders in the paper's second figure."""
 
 
 def with_order(name: str, instances: int) -> Service:
-    """The vLLM of the paper's time, first come, first served or the shortest prompt first."""
+    """The vLLM of the paper's time, first come first served or shortest prompt first."""
     order = "shortest-prompt" if name == SHORTEST else "arrival"
     return replace(equal("vllm-v0", instances, Parts(order=order)), name=name)
 
@@ -234,41 +241,41 @@ FIGURE_2_INSTANCES = (1, 2, 3, 4)
 # ---- how much, and at which rates ----------------------------------------------------------------------
 
 COUNT = 1500
-"""Requests of a run; each is run to the last finish."""
+"""Requests of a run, which lasts until the last finish."""
 LOADS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7)
-"""Rates, in shares of what `SARATHI` gets through of a case's requests, all at once (the first nine tenths of them)."""
+"""Rates as shares of `SARATHI`'s throughput of a case's requests, all at once (the first nine tenths of them)."""
 SEEDS = 3
-"""Of the main case; the others have one."""
+"""Seeds of the main case; the others have one."""
 LIGHT_LOAD, BUSY_LOADS = 0.5, (0.9, 1.1, 1.3)
-"""Where tickets are compared; and where the other ablations are."""
+"""The load at which tickets are compared, and the loads of the other ablations."""
 BREAKDOWN_LOAD, SPLIT_LOAD, FIGURE_2_LOAD = 0.9, 1.1, 0.5
 OVERLOADS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
-"""Rates of the runs in overload, in shares of Ascendra's capacity."""
+"""Rates of the runs in overload, as shares of Ascendra's capacity."""
 OVERLOAD_S = 600.0
 SCALE_RATES = (0.5, 0.8, 1.0)
 """Shares of Ascendra's capacity at which targets are made tighter."""
 SCALES = (0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 1.4, 2.0)
 """Factors on both targets."""
 ERROR_S = 600.0
-"""Of the run in which predicted step times are held against what steps took."""
+"""Length of the run in which predicted step times are compared with actual ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AscendraChange:
-    """What differs from the paper's setting, for every system, to find the reason of a figure (ours).
+    """A difference from the paper's setting, for every system, to find the reason of a figure (ours).
 
-    `more_host_s` is added to every step, `ttft_factor` and `tbt_factor` are on one target each, `kv_share` is on the
-    blocks, `attention` is the kernel layout, and `tokens` the budget of chunked steps in place of the one that follows
-    from the target between tokens.
+    `ttft_factor` and `tbt_factor` are on one target each, `kv_share` is on the blocks, `attention` is the kernel
+    layout, `tokens` replaces the budget of chunked steps that follows from the target between tokens, and `law`
+    replaces the law of the data's lengths.
     """
 
     name: str = "as it stands"
-    more_host_s: float = 0.0
     ttft_factor: float = 1.0
     tbt_factor: float = 1.0
     kv_share: float = 1.0
     attention: str = ATTENTION
     tokens: int | None = None
+    law: str = ""
 
 
 UNCHANGED = AscendraChange()
@@ -276,18 +283,16 @@ SHARED_KERNEL = AscendraChange(
     name="one attention kernel for prompts and decodes, as today's vLLM on FlashAttention 2",
     attention=TODAYS_ATTENTION,
 )
-CHANGES = (
-    UNCHANGED,
-    SHARED_KERNEL,
-    AscendraChange(name="a third of the time between tokens", tbt_factor=1 / 3),
-    AscendraChange(name="20 ms more of the host's time a step", more_host_s=0.02),
-    AscendraChange(name="a quarter of the KV blocks", kv_share=0.25),
-)
-CHANGED_LOADS = (0.3, 0.5, 0.7, 0.9, 1.1, 1.3, 1.5, 1.7)
+MORE_KV = AscendraChange(name="twice the KV blocks", kv_share=2.0)
+FIRST_TURNS = AscendraChange(name="turns without what was said before", law="sharegpt")
+WORKLOADS = (MORE_KV, FIRST_TURNS)
+"""Changes that affect an instance's capacity: loads are then shares of `SARATHI`'s throughput with the change."""
+CASE_LOAD = 0.9
+"""The load at which the cases other than the main one are run with one thing changed."""
 
 
 def with_budget(tokens: int) -> AscendraChange:
-    """Every chunked system with so many tokens a step."""
+    """Every chunked system with this token budget."""
     return AscendraChange(name=f"{tokens:,} tokens a step", tokens=tokens)
 
 
@@ -300,9 +305,9 @@ def with_targets(ttft_s: float, tbt_s: float) -> AscendraChange:
 REGION = tuple(
     with_targets(ttft_s, tbt_s) for ttft_s in (0.5, 1.0, 2.0) for tbt_s in (0.025, 0.035, 0.05, 0.15)
 )
-"""Targets among which it is looked for where two tiers beat equal instances."""
+"""Targets tested for whether two tiers beat equal instances."""
 NARROW = with_targets(2.0, 0.035)
-"""The one of them where they were first seen to."""
+"""The one of them where this was first found."""
 NARROW_SHARED = replace(
     NARROW, name=f"{NARROW.name}, one attention kernel for prompts and decodes", attention=TODAYS_ATTENTION
 )
@@ -312,7 +317,7 @@ REGION_LOADS = (0.9, 1.1, 1.3)
 # ---- what the paper reports ----------------------------------------------------------------------------
 
 PAPER_QWEN_RPS = {"vllm-v0": 2.55, "sarathi": 2.8, "ascendra": 2.8}
-"""The only absolute rates: those at which Qwen-14B, on ShareGPT, still holds nine in ten."""
+"""The paper's only absolute rates: those at which Qwen-14B, on ShareGPT, still keeps nine in ten within targets."""
 PAPER_GAINS = {
     AscendraCase(MISTRAL, SHAREGPT): (1.191, 1.174),
     AscendraCase(LLAMA, LONGBENCH): (1.154, 1.154),
@@ -320,14 +325,18 @@ PAPER_GAINS = {
 }
 """Gains in goodput over vLLM and Sarathi; no other case has a number."""
 PAPER_MOST_GAIN = 1.7
-"""Of requests within their targets over the better of both (abstract)."""
+"""Requests within their targets relative to the better of both (abstract)."""
 PAPER_IN_SLO_GAIN, PAPER_LOSS_RATIO = 1.74, 0.5
-"""In overload: requests within their targets over the others'; dropped and late ones over theirs ("nearly halved")."""
+"""In overload: requests within their targets relative to the others; dropped and late ones likewise ("nearly
+halved").
+"""
 PAPER_TIGHTER = 4.0
-"""Up to so many times tighter targets are held by nine in ten."""
+"""Targets tighter by up to this factor are still met by nine in ten."""
 PAPER_TICKET_GAIN, PAPER_DELAY_RATIO = 1.5, 4.0
-"""Use of the HP instances with tickets over without; LP's wait over HP's."""
+"""Use of the high-priority instances with tickets over without; the low-priority pool's wait over the high-priority
+pool's.
+"""
 PAPER_MODEL_ERROR = 0.10
 """The relative error of predicted step times stays below it, mostly."""
 GOOD = 0.9
-"""Share of requests within their targets that capacity is defined by."""
+"""Share of requests within their targets that defines capacity."""

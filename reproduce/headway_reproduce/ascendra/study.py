@@ -1,4 +1,4 @@
-"""Ascendra's experiments from beginning to end: what is run, in which order, and what is made of it."""
+"""Ascendra's experiments from beginning to end: the runs, their order, and the report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway_reproduce.ascendra.cells import ALL, QUICK, equal_tokens
 from headway_reproduce.ascendra.claims import Claims
 from headway_reproduce.ascendra.example import example_part
 from headway_reproduce.ascendra.findings import AscendraFindings, AscendraRates, Overloads, TargetFindings
-from headway_reproduce.ascendra.real_run import MEASUREMENT, real_part
+from headway_reproduce.ascendra.real_run import real_part, real_runs, real_seconds
 from headway_reproduce.ascendra.run import AscendraResult
 from headway_reproduce.ascendra.setting import (
     ATTENTION,
@@ -46,15 +46,15 @@ class AscendraStudy(RepeatedPaper[AscendraFindings]):
         )
 
     def more_seconds(self, request: PaperRequest) -> float:
-        """The real engine's."""
-        return MEASUREMENT.more_seconds(request)
+        """Seconds of the real engine."""
+        return real_seconds(request)
 
     def study(self, findings: AscendraFindings, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
         scope, made = findings.scope, (findings.kept, findings.scope)
         rates, targets, overloads = AscendraRates(*made), TargetFindings(*made), Overloads(*made)
         ablation, reasons, further = Ablation(*made), AscendraReasons(*made), AscendraFurther(*made)
-        claims, real = list(Claims(*made).rows()), MEASUREMENT.found(request, tell)
+        claims, real = list(Claims(*made).rows()), real_runs(request, tell)
         return self.told(
             scope,
             ALL,
@@ -64,11 +64,9 @@ class AscendraStudy(RepeatedPaper[AscendraFindings]):
             claims=claims,
             parts=[
                 claims_part(claims, findings.measured_on),
-                rates.headline(),
                 reasons.layout_part(),
                 reasons.budgets_part(),
                 reasons.region_part(),
-                reasons.part(),
                 rates.part(),
                 overloads.part(),
                 targets.part(),
@@ -80,18 +78,11 @@ class AscendraStudy(RepeatedPaper[AscendraFindings]):
                 further.model_part(),
                 real_part(real),
             ],
-            data={
-                **rates.data(),
-                "overload": overloads.data(),
-                "slo_scale_at_90": targets.data(),
-                **ablation.data(),
-                "model_error": further.model_data(),
-            },
         )
 
 
 def _facts(findings: AscendraFindings) -> list[tuple[str, str]]:
-    """What was run on what."""
+    """The settings of the runs."""
     budgets = ", ".join(f"{equal_tokens(model.name):,} ({model.title})" for model in MODELS)
     blocks = ", ".join(f"{model.title} {model.kv_blocks:,}" for model in MODELS)
     return [

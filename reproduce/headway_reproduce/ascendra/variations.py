@@ -1,45 +1,34 @@
-"""What Ascendra's gains hang on: one thing changed for all that are compared."""
+"""What Ascendra's gains depend on: one thing changed for all compared systems."""
 
 from __future__ import annotations
 
 from headway.predict.steps.attention_kernels import attention_kernels
 from headway.results.study import StudyPart, StudyTable, Value
-from headway_reproduce.ascendra.ablations import mean_tbt_s, share_at_hp
 from headway_reproduce.ascendra.cells import CHUNKED, equal_tokens
 from headway_reproduce.ascendra.findings import NAMES, AscendraFindings
 from headway_reproduce.ascendra.run import AscendraResult
 from headway_reproduce.ascendra.setting import (
-    ASCENDRA,
     ATTENTION,
-    BASELINES,
-    BREAKDOWN_LOAD,
-    CHANGED_LOADS,
-    CHANGES,
     HEADWAY,
-    LIGHT_LOAD,
     MAIN,
     MODELS,
     REGION_LOADS,
     SHARED_KERNEL,
     SYSTEMS,
-    TBT_S,
     THRESHOLDS,
     TOKENS_TRIED,
     TRIED_LOADS,
     TRIED_SEED,
-    VLLM_V0,
-    AscendraChange,
     Service,
     with_threshold,
 )
-from headway_reproduce.study import ratio
 
 
 class AscendraReasons(AscendraFindings):
-    """What was tried, and where Ascendra's instances differ from the others': one thing changed for all."""
+    """Variants, and how Ascendra's instances differ from the others': one thing changed for all."""
 
     def choice_part(self) -> StudyPart | None:
-        """Tokens of an LP instance's step, and the hand-off's threshold; None where they are not swept."""
+        """Token budgets of a low-priority instance, and the hand-off's threshold; None where they are not swept."""
         if self.scope.quick:
             return None
         thresholds = self._tried_table(
@@ -54,7 +43,7 @@ class AscendraReasons(AscendraFindings):
         return StudyPart(title="The hand-off's threshold", text=[text], tables=[thresholds])
 
     def budgets_part(self) -> StudyPart:
-        """One budget of a step for all that compute prompts in chunks."""
+        """One token budget for all systems that compute prompts in chunks."""
         rows: list[list[Value]] = [
             [
                 f"{tokens:,}",
@@ -82,7 +71,7 @@ class AscendraReasons(AscendraFindings):
         return StudyPart(title="Tokens a step", text=[text], tables=[table])
 
     def budget_goodput(self, tokens: int, service: Service, load: float) -> float:
-        """Share within targets with so many tokens a step."""
+        """Share within targets with this token budget."""
         return self.result(self.scope.budget_run(tokens, service, load * self.reference_rps(MAIN))).goodput
 
     def region_part(self) -> StudyPart:
@@ -142,56 +131,3 @@ class AscendraReasons(AscendraFindings):
             rows.append([what, *(each.goodput for each in found), *(each.moves for each in found)])
         shown = [f"{what} at load {load:g}" for what in ("goodput", "hand-offs") for load in TRIED_LOADS]
         return self.table(name, f"{title} ({MAIN}, seed {TRIED_SEED})", ["value", *shown], rows, decimals=3)
-
-    def part(self) -> StudyPart:
-        """Where Ascendra's instances differ; and, but for the quick part, one thing changed for all."""
-        return StudyPart(
-            title="Where it differs from the paper, and why",
-            text=[self._said_of_order(), self._said_of_tickets()],
-            tables=[] if self.scope.quick else [self._changed_table()],
-        )
-
-    def _said_of_order(self) -> str:
-        """Prompts first against decodes first, without pools."""
-        tbt_s = self.mean(MAIN, BREAKDOWN_LOAD, VLLM_V0, mean_tbt_s)
-        most_rps = self.scope.loads[-1] * self.reference_rps(MAIN)
-        rates = {service.name: self.rate_at_good(MAIN, service) for service in SYSTEMS}
-        said = ", ".join(
-            f"{name} beyond {most_rps:.1f}" if rate is None else f"{name} {rate:.2f}"
-            for name, rate in rates.items()
-        )
-        return (
-            f"Requests a second at nine in ten in the main case: {said}. vllm-v0 puts prompts first, sarathi decodes "
-            "first in chunks of as many tokens as Ascendra's LP instances, two of its three: what lies between those "
-            f"two is the price of putting decodes first. At load {BREAKDOWN_LOAD:g} vllm-v0's mean time between "
-            f"tokens is {tbt_s or 0.0:.3f} s, of {TBT_S:g} s allowed: so far away a target rewards no policy for "
-            "sparing decodes."
-        )
-
-    def _said_of_tickets(self) -> str:
-        """How much of the load one of three instances gets."""
-        shares = {load: self.mean(MAIN, load, ASCENDRA, share_at_hp) for load in (LIGHT_LOAD, BREAKDOWN_LOAD)}
-        said = " and ".join(
-            f"{share or 0.0:.0%} of all requests at load {load:g}" for load, share in shares.items()
-        )
-        return (
-            f"A ticket stands whenever no request waits at HP, however many run there: HP, one instance of three, "
-            f"gets {said}. What it answers is slowed down by the prompts of the next."
-        )
-
-    def _changed_table(self) -> StudyTable:
-        rows: list[list[Value]] = []
-        for change in CHANGES:
-            rates = [self.changed_rate(service, change, CHANGED_LOADS) for service in SYSTEMS]
-            rows.append([change.name, *rates, *(self._gain(service, change) for service in BASELINES)])
-        return self.table(
-            "reasons",
-            f"Requests a second at which nine in ten are within both targets, one thing changed ({MAIN})",
-            ["changed", *NAMES, *(f"over {service.name}" for service in BASELINES)],
-            rows,
-            "A dash where the sweep begins or ends beyond it. One seed, fewer rates than above.",
-        )
-
-    def _gain(self, over: Service, change: AscendraChange) -> float | None:
-        mine, theirs = (self.changed_rate(service, change, CHANGED_LOADS) for service in (ASCENDRA, over))
-        return ratio(mine, theirs)

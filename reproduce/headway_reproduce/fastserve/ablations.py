@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import inf
 
 from headway.lab.policy_choice import label
 from headway.results.study import Chart, StudyPart, StudyTable, Value
-from headway_reproduce.claims import Claim, as_above_one, as_gain, as_trend, as_value, judged
+from headway_reproduce.claims import Claim, as_above_one, as_gain, as_trend, as_value, judged, reason_of
 from headway_reproduce.fastserve.findings import (
     ABLATED_HEADINGS,
     LATENCIES,
@@ -29,16 +30,16 @@ from headway_reproduce.fastserve.setting import (
     SINGLE,
     FastServePoint,
 )
-from headway_reproduce.study import chart, ratio, short, span
+from headway_reproduce.study import chart, ratio, span
 
 PAPER_FIXED_GAIN = 13.9
-"""Over fixed priority, in the later version."""
+"""Gain over fixed priority, in the later version."""
 _SHOWN = (*SCHEDULERS, FCFS)
 _SETTINGS = {"quantum": "first quantum, in decode steps", "ratio": "quantum ratio"}
 
 
 class Scheduler(FastServeFindings):
-    """FastServe's queues against others, and against the choice of their quanta."""
+    """FastServe's queues compared with other orders, and with other quanta."""
 
     def points(self, axis: str) -> dict[float, FastServePoint]:
         """Setting -> point."""
@@ -162,7 +163,7 @@ class Scheduler(FastServeFindings):
     # ---- what the paper says -----------------------------------------------------------------------
 
     def claims(self) -> list[Claim]:
-        """What sections 4.1 and 6.3 say of the queues."""
+        """Statements of sections 4.1 and 6.3 about the queues."""
         return [
             *_iteration_claims(),
             *self._rate_claims(),
@@ -172,7 +173,7 @@ class Scheduler(FastServeFindings):
         ]
 
     def _over(self, policy: str, axis: str) -> list[float | None]:
-        """A policy's mean over fastserve's along an axis."""
+        """A policy's mean relative to fastserve's along an axis."""
         return [self.gain(point, policy) for point in self.points(axis).values()]
 
     def _rate_claims(self) -> Iterable[Claim]:
@@ -201,7 +202,21 @@ class Scheduler(FastServeFindings):
             paper=f"{PAPER_FULL_RPS:g}",
             ours=f"{times(theirs)}, fastserve {times(mine)}",
             verdict=judged(as_above_one(ratio(mine, theirs))),
-            reason="the lengths were chosen for this rate, so only the difference of the two tells anything",
+            reason=self._why_of_skipping(),
+        )
+
+    def _why_of_skipping(self) -> str:
+        """The time of mlfq-no-preempt relative to fastserve, with quanta that more prompts outlast."""
+        point = self.scope.stressed(self.capacity_rps)
+        mine, theirs = (self.swept(policy, "quantum") for policy in (FASTSERVE, NO_PREEMPT))
+        shortest, longest = min(mine), max(mine)
+        tried = {
+            f"first quanta of {steps:g} decode steps": ratio(theirs[steps], mine[steps])
+            for steps in (shortest, longest)
+        }
+        return (
+            f"at load {OVERLOAD:g} mlfq-no-preempt over fastserve: "
+            f"{reason_of(self.gain(point, NO_PREEMPT), tried, inf)}"
         )
 
     def _knee_rps(self, policy: str) -> float | None:
@@ -217,6 +232,7 @@ class Scheduler(FastServeFindings):
             paper="falling in theta",
             ours=" ".join(map(times, gaps)),
             verdict=judged(as_trend(gaps, rising=False)),
+            reason=self._why_of_skipping(),
         )
         points = [point for axis in AXES for point in self.points(axis).values()]
         worse = span(self.ratio(point, NO_PREEMPT, FCFS, mean_jct_s) for point in points)
@@ -260,7 +276,8 @@ class Scheduler(FastServeFindings):
             paper="above 1",
             ours=times(stressed),
             verdict=judged(as_above_one(stressed)),
-            reason=f"a killed step takes the work of its whole batch; in batches of one: {times(alone)}",
+            reason="a killed step takes the work of its whole batch: "
+            f"{reason_of(stressed, {'batches of one': alone}, inf)}",
         )
         if FIXED_PRIORITY in self.scope.other_orders:
             fixed = self.gain(self.scope.stressed(self.capacity_rps), FIXED_PRIORITY)
@@ -284,18 +301,9 @@ class Scheduler(FastServeFindings):
                 verdict=judged(as_trend(means, rising=False), as_trend(tails, rising=True)),
             )
 
-    def sensitivities(self) -> dict[str, dict[str, float | None]]:
-        """Setting -> policy -> the largest mean JCT over the least."""
-        return {
-            setting: {
-                policy: short(sensitivity(self.swept(policy, setting).values())) for policy in SCHEDULERS
-            }
-            for setting in _SETTINGS
-        }
-
 
 def _iteration_claims() -> Iterable[Claim]:
-    """What section 4.1 builds on: the first iteration grows with the prompt, the others hardly do."""
+    """The premise of section 4.1: the first iteration grows with the prompt, the others hardly do."""
     short_prompt, long_prompt = 512, 1024
     firsts = [SINGLE.iteration_s(tokens) for tokens in (short_prompt, long_prompt)]
     later = [SINGLE.iteration_s(1, tokens) for tokens in (short_prompt, long_prompt)]

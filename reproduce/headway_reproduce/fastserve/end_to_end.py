@@ -1,13 +1,13 @@
-"""FastServe end to end (Fig. 9): sustainable rates, gains as rate, CV and theta vary, and what changes them."""
+"""FastServe end to end (Fig. 9): sustainable rates, gains as rate, CV and theta vary, and the reasons for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 
 from headway.lab.policy_choice import label
 from headway.results.study import StudyPart, StudyTable, Value
-from headway_reproduce.claims import Claim, as_gain, as_trend, as_value, judged
+from headway_reproduce.claims import Claim, as_gain, as_trend, as_value, judged, reason_of
 from headway_reproduce.fastserve.findings import (
     AXIS_HEADINGS,
     KNEE,
@@ -27,6 +27,7 @@ from headway_reproduce.fastserve.scope import (
     CV_AXIS,
     EQUAL_LOAD_AXIS,
     HALF_LOAD,
+    LONGER_LENGTHS,
     LONGER_RUN,
     LOW_CV_AXIS,
     NARROW_STATIC,
@@ -50,8 +51,9 @@ from headway_reproduce.fastserve.setting import (
     SYSTEMS,
     TODAY,
     FastServePoint,
+    loaded,
 )
-from headway_reproduce.study import short, short_range, span
+from headway_reproduce.study import ratio, span
 from headway_reproduce.study_runs import Number, throughput_rps
 
 PAPER_MEAN_GAIN, PAPER_TAIL_GAIN = 5.1, 6.4
@@ -59,11 +61,11 @@ PAPER_MEAN_GAIN, PAPER_TAIL_GAIN = 5.1, 6.4
 PAPER_RANGES = {"rate": (1.0, 4.3), "cv": (2.3, 5.1), "theta": (1.9, 3.9)}
 """Axis -> least and largest gain over Orca (section 6.2)."""
 PAPER_FT_RANGES = {"rate": (1.9, 11.4), "cv": (7.4, 12.2), "theta": (3.6, 10.6)}
-"""The same over FasterTransformer."""
+"""The same ranges over FasterTransformer."""
 PAPER_ABOVE_KNEE, PAPER_FT_ABOVE_KNEE = 3.0, 5.0
-"""The least over Orca and FasterTransformer above the knee."""
+"""Smallest gains over Orca and FasterTransformer above the knee."""
 TARGETS = (KNEE, 5.0)
-"""Targets for latency, in times of Orca's at the lowest load. Ours: the paper has none."""
+"""Latency targets as multiples of Orca's latency at the lowest load. Ours: the paper has none."""
 
 _OVER = {ORCA: "over orca", FASTER_TRANSFORMER: "over fastertransformer", TODAY: "over vllm today"}
 _ASKED: tuple[tuple[str, Number, float], ...] = (
@@ -73,7 +75,7 @@ _ASKED: tuple[tuple[str, Number, float], ...] = (
 
 
 class EndToEnd(FastServeFindings):
-    """The three axes: completion times, gains, and what changes them."""
+    """The three axes: completion times, gains, and the reasons for them."""
 
     def points(self, axis: str) -> dict[float, FastServePoint]:
         """Setting -> point."""
@@ -93,7 +95,7 @@ class EndToEnd(FastServeFindings):
         return None if found is None else found.setting * self.capacity_rps(END_TO_END)
 
     def headline(self) -> StudyPart:
-        """The rates that hold a target, beside the paper's ratios and ours."""
+        """The rates that keep a target, with the paper's ratios and ours."""
         points = self.all_points()
         lowest = next(iter(self.points(RATE_AXIS).values()))
         rows: list[list[Value]] = []
@@ -124,7 +126,7 @@ class EndToEnd(FastServeFindings):
         return StudyPart(title="Beside the paper", text=[self._said_of_oracle()], tables=[table])
 
     def sustained_gain(self, number: Number, factor: float) -> float | None:
-        """fastserve's sustainable rate over Orca's."""
+        """fastserve's sustainable rate relative to Orca's."""
         mine, theirs = (self.sustained_rps(policy, number, factor) for policy in (FASTSERVE, ORCA))
         return mine / theirs if mine is not None and theirs else None
 
@@ -187,7 +189,7 @@ class EndToEnd(FastServeFindings):
     # ---- reasons -----------------------------------------------------------------------------------
 
     def reasons(self) -> StudyPart:
-        """What the gains are with one thing changed."""
+        """The gains with one thing changed."""
         rows: list[list[Value]] = []
         for load, point in self.scope.varied(self.capacity_rps).items():
             for what in (AS_IT_STANDS, *self.scope.variations):
@@ -210,16 +212,24 @@ class EndToEnd(FastServeFindings):
         return StudyPart(title="Reasons, each with a run without it", tables=[table])
 
     def _varied(
-        self, over: str, *changes: FastServeVariation, number: Number = mean_jct_s, load: float = OVERLOAD
+        self,
+        over: str,
+        paper: float,
+        *changes: FastServeVariation,
+        number: Number = mean_jct_s,
+        load: float = OVERLOAD,
     ) -> str:
-        """The gain above capacity as it stands, and with one thing changed at a time."""
+        """The gain above capacity, unchanged and with one thing changed at a time."""
         point = self.scope.varied(self.capacity_rps)[load]
-        tried = [AS_IT_STANDS, *(what for what in changes if what in self.scope.variations)]
-        gains = [f"{what.name} {times(self.gain(what.of(point), over, number))}" for what in tried]
-        return f"at load {load:g} {'; '.join(gains)}"
+        tried = {
+            what.name: self.gain(what.of(point), over, number)
+            for what in changes
+            if what in self.scope.variations
+        }
+        return f"at load {load:g}: {reason_of(self.gain(point, over, number), tried, paper)}"
 
     def claims(self) -> list[Claim]:
-        """What the abstract and section 6.2 say."""
+        """Statements of the abstract and section 6.2."""
         return [*self._headline_claims(), *self._rate_claims(), *self._cv_claims(), *self._theta_claims()]
 
     def _headline_claims(self) -> Iterable[Claim]:
@@ -231,7 +241,7 @@ class EndToEnd(FastServeFindings):
                 paper=f"{paper:g}",
                 ours=f"{times(found)} (rate: {times(self.sustained_gain(number, KNEE))})",
                 verdict=judged(as_gain(found, paper)),
-                reason=self._varied(ORCA, ORCA_AS_SHORT, SLOTS_FOR_ALL, LONGER_RUN, number=number),
+                reason=self._varied(ORCA, paper, ORCA_AS_SHORT, SLOTS_FOR_ALL, LONGER_RUN, number=number),
             )
 
     def _range_claims(self, axis: str, figure: str) -> Iterable[Claim]:
@@ -245,7 +255,7 @@ class EndToEnd(FastServeFindings):
                 paper=f"{paper[0]:g} to {paper[1]:g}",
                 ours=said(found),
                 verdict=judged(*map(as_gain, found or (None, None), paper)),
-                reason=self._varied(over, *changed[over]),
+                reason=self._varied(over, paper[1], *changed[over]),
             )
 
     def _rate_claims(self) -> Iterable[Claim]:
@@ -261,8 +271,17 @@ class EndToEnd(FastServeFindings):
             paper=f"{PAPER_KNEE_RPS:g} or slightly more",
             ours=times(knee_rps),
             verdict=judged(as_value(knee_rps, PAPER_KNEE_RPS)),
-            reason=f"none of the lengths that fit the context comes nearer: a step takes "
-            f"{1e3 * CLUSTER.decode_step_s():.0f} ms here, the paper does not say how long there",
+            reason="orca's capacity: "
+            + reason_of(
+                self.capacity_rps(END_TO_END),
+                {
+                    "all lengths up to the longest alike": self.capacity_rps(
+                        END_TO_END.with_theta(LONGER_LENGTHS)
+                    )
+                },
+                PAPER_KNEE_RPS,
+            )
+            + f"; a step takes {1e3 * CLUSTER.decode_step_s():.0f} ms, the paper does not say how long there",
         )
         equals = [self.gain(point, ORCA) for point in low.values()]
         yield Claim(
@@ -279,7 +298,12 @@ class EndToEnd(FastServeFindings):
             paper=f"{PAPER_STATIC:g}",
             ours=said(span(static)),
             verdict=judged(*(as_gain(each, PAPER_STATIC) for each in static)),
-            reason=self._varied(FASTER_TRANSFORMER, NARROW_STATIC),
+            reason=f"at load {HALF_LOAD:g}: "
+            + reason_of(
+                self.gain(low[HALF_LOAD], FASTER_TRANSFORMER),
+                {NARROW_STATIC.name: self._narrow_static()},
+                PAPER_STATIC,
+            ),
         )
         for over, least in ((ORCA, PAPER_ABOVE_KNEE), (FASTER_TRANSFORMER, PAPER_FT_ABOVE_KNEE)):
             gains = [self.gain(point, over) for point in above.values()]
@@ -289,8 +313,14 @@ class EndToEnd(FastServeFindings):
                 paper=f"{least:g}",
                 ours=said(span(gains)),
                 verdict=judged(*(as_gain(each, least, inf) for each in gains)),
-                reason=self._varied(over, LONGER_RUN),
+                reason=self._varied(over, least, LONGER_RUN),
             )
+
+    def _narrow_static(self) -> float | None:
+        """FasterTransformer's mean in narrow batches relative to fastserve's, at a low rate."""
+        narrow = self.scope.narrow_static(self.capacity_rps)
+        mine = self.mean(loaded(END_TO_END, HALF_LOAD, self.capacity_rps), FASTSERVE, mean_jct_s)
+        return ratio(self.mean(narrow, FASTER_TRANSFORMER, mean_jct_s), mine)
 
     def _cv_claims(self) -> Iterable[Claim]:
         yield from self._range_claims(CV_AXIS, "Fig. 9(b)")
@@ -301,7 +331,7 @@ class EndToEnd(FastServeFindings):
             paper="rising",
             ours=" ".join(map(times, gains)),
             verdict=judged(as_trend(gains, rising=True)),
-            reason=self._said_of_low_cvs(),
+            reason=self._said_of_rise(CV_AXIS, {f"at load {LOW_LOAD:g}, below the knee": LOW_CV_AXIS}),
         )
 
     def _theta_claims(self) -> Iterable[Claim]:
@@ -315,7 +345,7 @@ class EndToEnd(FastServeFindings):
             paper="rising",
             ours=" ".join(map(times, gains)),
             verdict=judged(as_trend(gains, rising=True)),
-            reason=self._said_of_equal_load(),
+            reason=self._said_of_rise(THETA_AXIS, {f"at load {LOAD:g} of each": EQUAL_LOAD_AXIS}),
         )
         yield Claim(
             where="Fig. 9(c)",
@@ -325,56 +355,11 @@ class EndToEnd(FastServeFindings):
             verdict=judged(as_trend(means, rising=False)),
         )
 
-    def _said_of_low_cvs(self) -> str:
-        gains = self._further_gains(LOW_CV_AXIS)
-        return f"at load {LOW_LOAD:g}, below the knee: {gains}" if gains else ""
+    def _said_of_rise(self, axis: str, others: Mapping[str, str]) -> str:
+        """The last gain over orca along an axis relative to the first, and along other axes."""
+        tried = {name: self._rise(other) for name, other in others.items()}
+        return f"last over first: {reason_of(self._rise(axis), tried, inf)}"
 
-    def _said_of_equal_load(self) -> str:
-        gains = self._further_gains(EQUAL_LOAD_AXIS)
-        return f"at one rate the load falls with theta; at load {LOAD:g} of each: {gains}" if gains else ""
-
-    def _further_gains(self, axis: str) -> str:
-        """The gains over orca along an axis that `--quick` leaves out."""
-        if self.scope.quick:
-            return ""
-        return " ".join(times(self.gain(point, ORCA)) for point in self.points(axis).values())
-
-    # ---- what scripts read -------------------------------------------------------------------------
-
-    def data(self) -> dict[str, object]:
-        """The keys that are about the grid."""
-        points = self.all_points()
-        return {
-            "max_mean_jct_gain_vs_orca": largest(self.gains(points, ORCA)),
-            "max_p99_jct_gain_vs_orca": largest(self.gains(points, ORCA, p99_jct_s)),
-            "gain_range": self._ranges(ORCA),
-            "vs_fastertransformer": self._ranges(FASTER_TRANSFORMER),
-            "vs_vllm_today": self._ranges(TODAY),
-            "gap_to_srpt": largest(
-                span(self.ratio(point, FASTSERVE, ORACLE, mean_jct_s) for point in points)
-            ),
-            "cells": self.cells(),
-        }
-
-    def _ranges(self, over: str) -> dict[str, list[float | None] | None]:
-        """Axis -> least and largest gain."""
-        return {axis: short_range(self.gains(self.points(axis).values(), over)) for axis in AXES}
-
-    def cells(self) -> list[dict[str, object]]:
-        """Every point of every axis: what it is, and each policy's mean and tail."""
-        return [
-            {
-                "axis": axis,
-                "setting": setting,
-                "rate_rps": short(point.rate_rps),
-                "cv": point.cv,
-                **{policy: self._latencies(point, policy) for policy in SYSTEMS},
-                "gain_vs_orca": short(self.gain(point, ORCA)),
-            }
-            for axis in AXES
-            for setting, point in self.points(axis).items()
-        ]
-
-    def _latencies(self, point: FastServePoint, policy: str) -> dict[str, float | None]:
-        numbers = {"mean_jct_s": mean_jct_s, "p99_jct_s": p99_jct_s}
-        return {key: short(self.mean(point, policy, number)) for key, number in numbers.items()}
+    def _rise(self, axis: str) -> float | None:
+        gains = [self.gain(point, ORCA) for point in self.points(axis).values()]
+        return ratio(gains[-1], gains[0])

@@ -1,4 +1,4 @@
-"""What FastServe's runs came to: latencies, gains, and the rates that hold a target."""
+"""Figures of FastServe's runs: latencies, gains, and the rates that keep a target."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from headway_reproduce.fastserve.setting import (
     FastServePoint,
     PaperMachine,
 )
-from headway_reproduce.study import Range, chart, short, span
+from headway_reproduce.study import Range, chart, span
 from headway_reproduce.study_runs import EngineFindings, Number, StudyRun, summary_key, throughput_rps
 
 mean_jct_s = summary_key("mean_jct_s")
 """Mean job completion time."""
 p50_jct_s = summary_key("p50_jct_s")
-"""Its median."""
+"""Median job completion time."""
 p99_jct_s = summary_key("p99_jct_s")
-"""Its 99th percentile: the papers say "tail" and not which."""
+"""99th percentile of job completion time: the papers say "tail" and not which."""
 LATENCIES = (mean_jct_s, p99_jct_s)
 
 AXIS_HEADINGS = {
@@ -42,14 +42,14 @@ AXIS_HEADINGS = {
 }
 ABLATED_HEADINGS = {**AXIS_HEADINGS, THETA_AXIS: AXIS_HEADINGS[EQUAL_LOAD_AXIS]}
 KNEE = 2.0
-"""A curve has its knee where latency is so many times that at the lowest load. Ours: the paper marks none."""
+"""A curve has its knee where latency is this many times that at the lowest load. Ours: the paper marks none."""
 
 Curve = Sequence[tuple[float, float | None]]
 """(setting, value), by rising setting."""
 
 
 class Held(NamedTuple):
-    """Up to which setting a target is held; `missed` is False if it is at every setting there is."""
+    """The setting up to which a target is kept; `missed` is False if it is kept at every setting there is."""
 
     setting: float
     missed: bool
@@ -59,7 +59,9 @@ class Held(NamedTuple):
 
 
 def held(curve: Curve, target: float) -> Held | None:
-    """Where a curve first exceeds a target, on the straight line between its points; None if it begins above it."""
+    """The setting where a curve first exceeds a target, on the straight line between its points; None if it begins
+    above.
+    """
     before: tuple[float, float] | None = None
     for setting, value in curve:
         if value is None:
@@ -81,16 +83,18 @@ class FastServeFindings(EngineFindings[FastServePoint]):
     scope: FastServeScope
 
     def phases(self) -> Iterator[Sequence[StudyRun]]:
-        """Capacity first, which the rates of all others are shares of."""
+        """The phases: first capacity, which the rates of all others are shares of."""
         yield self.scope.capacity_runs()
         yield self.scope.loaded_runs(self.capacity_rps)
 
     def capacity_rps(self, place: CapacityPoint) -> float:
-        """What a place's baseline got through of its requests, all at once."""
+        """The throughput of a place's baseline with all of its requests at once."""
         return self.mean(place.at_once(), place.baseline, throughput_rps) or 0.0
 
     def gain(self, point: FastServePoint, over: str, number: Number = mean_jct_s) -> float | None:
-        """How many times another policy's latency is fastserve's, mean over seeds: 2 is half the time."""
+        """Another policy's latency relative to fastserve's, mean over seeds: 2 means that fastserve needs half the
+        time.
+        """
         return self.ratio(point, over, FASTSERVE, number)
 
     def gains(self, points: Iterable[FastServePoint], over: str, number: Number = mean_jct_s) -> Range | None:
@@ -119,19 +123,19 @@ class FastServeFindings(EngineFindings[FastServePoint]):
         *,
         doubling: bool,
     ) -> Chart:
-        """Mean completion time against a setting; `policies` are curves by what they are called."""
+        """Mean completion time against a setting; `policies` are the curves by their names in the chart."""
         curves = {called: self.curve(points, policy) for called, policy in policies.items()}
         title = f"Mean JCT, {machine.title}"
         return chart(name, title, curves, f"{x_label}, simulated", "seconds", doubling=doubling)
 
 
 def largest(found: Range | None) -> float | None:
-    """The most of a range, as scripts read it."""
-    return None if found is None else short(found[1])
+    """The upper end of a range."""
+    return None if found is None else found[1]
 
 
 def sensitivity(values: Iterable[float | None]) -> float | None:
-    """The most over the least: 1 where nothing changes."""
+    """The largest value over the smallest: 1 where nothing changes."""
     found = span(values)
     return found[1] / found[0] if found and found[0] else None
 

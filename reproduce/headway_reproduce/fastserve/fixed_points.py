@@ -1,4 +1,4 @@
-"""Lengths chosen by what the paper says of its baselines alone, and of no gain of its own."""
+"""Lengths chosen by what the paper says about its baselines alone, and not by any gain."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from headway_reproduce.fastserve.setting import (
 )
 
 PAPER_KNEE_RPS = 0.5
-"""The rate above which Orca's latency leaves that of FastServe (section 6.2)."""
+"""The rate above which Orca's latency departs from FastServe's (section 6.2)."""
 PAPER_STATIC = 2.0
-"""FasterTransformer's mean over Orca's at rates up to that."""
+"""FasterTransformer's mean relative to Orca's at rates up to that."""
 PAPER_FULL_RPS = 16.0
 """The rate slightly above which the latency of MLFQ without preemption rises sharply on one GPU (section 6.3)."""
 
 
 class FixedPoints(FastServeFindings):
-    """How far the lengths that are possible are from the paper's own points."""
+    """Distance of the possible lengths from the paper's own points."""
 
     def part(self) -> StudyPart | None:
-        """The candidates, the chosen ones marked; None where they are not run."""
+        """The candidates, with the chosen ones marked; None where they are not run."""
         candidates = self.scope.candidates(END_TO_END)
         if not candidates:
             return None
@@ -47,21 +47,21 @@ class FixedPoints(FastServeFindings):
         )
 
     def static(self, place: CapacityPoint) -> float | None:
-        """FasterTransformer's mean over Orca's at half of Orca's capacity."""
+        """FasterTransformer's mean relative to Orca's at half of Orca's capacity."""
         point = loaded(place, HALF_LOAD, self.capacity_rps)
         return self.ratio(point, FASTER_TRANSFORMER, ORCA, mean_jct_s)
 
     def overloaded(self, place: CapacityPoint) -> float | None:
-        """fastserve's gain over Orca above capacity, which a choice by the baselines alone leaves out."""
+        """fastserve's gain over Orca above capacity, which plays no part in a choice by the baselines alone."""
         return self.gain(loaded(place, OVERLOAD, self.capacity_rps), ORCA)
 
     def distance(self, place: CapacityPoint) -> float:
-        """How far both points are from the paper's: 0 is at them, 0.7 is a factor of two."""
+        """The distance of both points from the paper's: 0 is at them, 0.7 is a factor of two."""
         static = self.static(place) or 0.0
         return _factor(self.capacity_rps(place), PAPER_KNEE_RPS) + _factor(static, PAPER_STATIC)
 
     def ablated_distance(self, place: CapacityPoint) -> float:
-        """How far the engine's capacity is from the paper's, likewise."""
+        """The distance of the engine's capacity from the paper's, on the same scale."""
         return _factor(self.capacity_rps(place), PAPER_FULL_RPS)
 
     def _table(self, candidates: list[CapacityPoint]) -> StudyTable:

@@ -28,14 +28,14 @@ from headway_reproduce.study_runs import summary_key
 per_token_s = summary_key("mean_normalized_latency_s")
 """Mean over requests of completion time over answer length."""
 _PUBLISHED = (VLLM_V0, FCFS, FASTSERVE)
-"""Whose numbers the notebook has, in its order."""
+"""The policies in the notebook, in its order."""
 
 
 class FastServeFurther(FastServeFindings):
     """FastServe on more GPUs, and its mean latency per token with lengths as in ShareGPT."""
 
     def points(self) -> dict[PaperMachine, FastServePoint]:
-        """Machine -> point, those of one model at one rate."""
+        """Machine -> point, for all machines of one model at one rate."""
         return self.scope.scaled(self.capacity_rps)
 
     def scale_part(self) -> StudyPart:
@@ -58,7 +58,7 @@ class FastServeFurther(FastServeFindings):
         return StudyPart(title="Fig. 12: more GPUs", text=text, tables=[table])
 
     def claims(self) -> Iterable[Claim]:
-        """What section 6.4 says: mean and tail fall with more GPUs."""
+        """Statements of section 6.4: mean and tail fall with more GPUs."""
         for model in dict.fromkeys(machine.model for machine in self.points()):
             points = [point for machine, point in self.points().items() if machine.model == model]
             for what, number in zip(("mean", "p99"), LATENCIES, strict=True):
@@ -72,7 +72,7 @@ class FastServeFurther(FastServeFindings):
                 )
 
     def per_token_part(self) -> StudyPart | None:
-        """Seconds per token against the rate, the notebook's beside ours; None where that is not run."""
+        """Seconds per token against the rate, the notebook's beside ours; None where they are not run."""
         points = self.scope.per_token()
         if not points:
             return None

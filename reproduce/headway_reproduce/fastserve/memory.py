@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from headway.results.study import Chart, StudyPart, StudyTable, Value
-from headway_reproduce.claims import Claim, as_gain, as_trend, judged
+from headway_reproduce.claims import Claim, as_gain, as_trend, judged, reason_of
 from headway_reproduce.fastserve.findings import (
     ABLATED_HEADINGS,
     LATENCIES,
@@ -27,24 +27,24 @@ from headway_reproduce.fastserve.setting import (
     SMALL,
     FastServePoint,
 )
-from headway_reproduce.study import ratio, short
+from headway_reproduce.study import ratio
 
 PAPER_DEFER = {RATE_AXIS: 2.3, CV_AXIS: 3.5}
 """Axis -> largest gain over deferring (section 6.3)."""
 PAPER_REACTIVE_GAIN = 1.4
-"""Over swapping when memory is full, as CV varies."""
+"""Gain over swapping only when memory is full, as CV varies."""
 PAPER_V3 = {RECOMPUTE: 2.7, REACTIVE: 1.7}
-"""The same in the later version."""
+"""The same gains in the later version."""
 PAPER_PEAK_KV = 7.0
-"""Peak KV over that of first come, first served."""
+"""Peak KV relative to first come, first served."""
 SLOTS_AXIS = "slots"
-"""Fig. 11(d): how much KV the device holds."""
+"""Fig. 11(d): the size of the device's KV memory."""
 _HEADINGS = {**ABLATED_HEADINGS, SLOTS_AXIS: "share of the KV blocks"}
 _SLOT_NAMES = {"idle_jobs": "K, slots kept free", "burst_levels": "K', levels that foretell a burst"}
 
 
 class MemoryFindings(FastServeFindings):
-    """FastServe's KV management against others, and against its own settings."""
+    """FastServe's KV management compared with others, and with other settings of its own."""
 
     def points(self, axis: str) -> Mapping[float, FastServePoint]:
         """Setting -> point."""
@@ -53,7 +53,7 @@ class MemoryFindings(FastServeFindings):
         return self.scope.ablated(axis, self.capacity_rps)
 
     def part(self) -> StudyPart:
-        """Four ways with KV over four axes, the slots kept free, and how much KV there is at once."""
+        """Four ways to manage KV over four axes, the slots kept free, and the peak of KV."""
         axes = (*AXES, SLOTS_AXIS)
         points = dict.fromkeys(point for axis in axes for point in self.points(axis).values())
         return StudyPart(
@@ -109,7 +109,7 @@ class MemoryFindings(FastServeFindings):
         """Value of K or K' -> mean JCT in seconds."""
         points = self.scope.slot_points(self.capacity_rps).items()
         return {
-            str(value): short(self.mean(point, FASTSERVE, mean_jct_s))
+            str(value): self.mean(point, FASTSERVE, mean_jct_s)
             for (each, value), point in points
             if each == name
         }
@@ -128,7 +128,7 @@ class MemoryFindings(FastServeFindings):
         )
 
     def peaks(self) -> list[float | None]:
-        """fastserve's peak of KV over that of first come, first served: in the paper's setting, then above capacity."""
+        """fastserve's peak of KV relative to first come, first served: in the paper's setting, then above capacity."""
         return [
             self.ratio(point, FASTSERVE, FCFS, lambda result: float(result.meter.peak_kv_blocks))
             for point in self.scope.peaks(self.capacity_rps).values()
@@ -137,7 +137,7 @@ class MemoryFindings(FastServeFindings):
     # ---- what the paper says -----------------------------------------------------------------------
 
     def claims(self) -> list[Claim]:
-        """What sections 4.2 and 6.3 say of memory."""
+        """Statements of sections 4.2 and 6.3 about memory."""
         return [*self._gain_claims(), *self._trend_claims(), *self._setting_claims()]
 
     def _gain_claims(self) -> Iterable[Claim]:
@@ -158,18 +158,23 @@ class MemoryFindings(FastServeFindings):
                 paper=f"{paper:g}",
                 ours=times(found),
                 verdict=judged(as_gain(found, paper)),
-                reason=self._said_of_memory(over),
+                reason=self._said_of_memory(over, paper),
             )
 
-    def _said_of_memory(self, over: str) -> str:
-        """The gain with all of the memory, and with the least."""
-        shares = self.points(SLOTS_AXIS)
-        shown = "; ".join(f"{share:g}: {times(self.gain(point, over))}" for share, point in shares.items())
+    def _said_of_memory(self, over: str, paper: float) -> str:
+        """The gain with less of the memory, with KV in slots, and with the longest lengths."""
+        shares, thetas = self.points(SLOTS_AXIS), self.points(THETA_AXIS)
         slots = self.scope.in_slots(self.capacity_rps)
-        return (
-            f"at load {LOAD:g} by share of the KV blocks {shown}; in slots of {slots.block_tokens:,} tokens: "
-            f"{times(self.gain(slots, over))}"
-        )
+        tried = {
+            **{
+                f"{share:g} of the KV blocks": self.gain(point, over)
+                for share, point in shares.items()
+                if share < 1
+            },
+            f"slots of {slots.block_tokens:,} tokens": self.gain(slots, over),
+            f"theta {min(thetas):g}": self.gain(thetas[min(thetas)], over),
+        }
+        return f"at load {LOAD:g}: {reason_of(self.gain(shares[1.0], over), tried, paper)}"
 
     def _trend_claims(self) -> Iterable[Claim]:
         asked = (
@@ -209,15 +214,3 @@ class MemoryFindings(FastServeFindings):
             verdict=judged(as_gain(peaks[0], PAPER_PEAK_KV)),
             reason=f"at {OVERLOAD:g} of capacity, where jobs queue: {times(peaks[1])}" if peaks[1:] else "",
         )
-
-    def data(self) -> dict[str, object]:
-        """The keys that are about memory."""
-        points = [point for axis in (*AXES, SLOTS_AXIS) for point in self.points(axis).values()]
-        slots = {name: self._slots(name) for name in _SLOT_NAMES}
-        return {
-            "vs_defer": largest(self.gains(points, DEFER)),
-            "vs_reactive": largest(self.gains(points, REACTIVE)),
-            "k_sensitivity": short(sensitivity(slots["idle_jobs"].values())),
-            "slots_sweep": slots,
-            "peak_kv_vs_fcfs": short(self.peaks()[0]),
-        }

@@ -1,4 +1,6 @@
-"""Which of FastServe's experiments are run: the axes, the variations that test a reason, and what `--quick` keeps."""
+"""The choice of FastServe's experiments: the axes, the variations that test a reason, and the part that `--quick`
+keeps.
+"""
 
 from __future__ import annotations
 
@@ -60,15 +62,17 @@ from headway_reproduce.study_runs import StudyRun
 
 RATE_AXIS, CV_AXIS, THETA_AXIS = "rate", "cv", "theta"
 AXES = (RATE_AXIS, CV_AXIS, THETA_AXIS)
-"""What is varied, one at a time. Over theta the rate stays, as in the paper, so that the load falls with theta."""
+"""The settings that are varied, one at a time. Over theta the rate is fixed, as in the paper, so that the load
+falls with theta.
+"""
 EQUAL_LOAD_AXIS = "theta at equal load"
-"""Theta again, each at the same share of its own capacity: whether skew or load makes the difference."""
+"""Theta again, each at the same share of its own capacity, to show whether skew or load makes the difference."""
 LOW_CV_AXIS = "cv below the knee"
 """CV again, at a load below the knee."""
 FURTHER_AXES = (LOW_CV_AXIS, EQUAL_LOAD_AXIS)
 
 LOADS = (0.25, 0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0)
-"""Arrival rates, in shares of what the baseline gets through of the same requests, all at once."""
+"""Arrival rates, as shares of the baseline's throughput of the same requests, all at once."""
 CVS = (1.0, 2.0, 4.0, 8.0)
 """Coefficients of variation of the Gamma-distributed times between arrivals."""
 OVERLOAD = 1.25
@@ -76,9 +80,9 @@ OVERLOAD = 1.25
 HALF_LOAD = 0.5
 """The low rate of the fixed points."""
 MEMORY_SHARES = (1.0, 0.75, 0.5, 0.35)
-"""Of the device's KV blocks: Fig. 11(d), the number of KV slots."""
+"""Shares of the device's KV blocks: Fig. 11(d), the number of KV slots."""
 QUANTA = (0.5, 1.0, 2.0, 4.0, 8.0)
-"""First quanta, in times of a decode step."""
+"""First quanta, as multiples of a decode step."""
 RATIOS = (1.5, 2.0, 4.0, 8.0)
 """Quantum ratios: of a level's quantum to that of the level above. Fig. 10(d)."""
 STARVE_S = (0.3, 1.0, 3.0, 10.0)
@@ -89,18 +93,18 @@ BURST_LEVELS = (0, 1, 2, 4)
 """The paper's K': levels whose jobs foretell a burst."""
 
 SEEDS, ABLATION_SEEDS, CAPACITY_SEEDS = 3, 2, 3
-"""Of the end-to-end runs, of the others, and of measuring capacity."""
+"""Seeds of the end-to-end runs, of the others, and of measuring capacity."""
 
 _SECONDS = {ORCA: 1.5, TODAY: 1.2, ORACLE: 2.0}
-"""Policy -> about how long simulating a run end to end takes on one core; `_OTHER_SECONDS` for any other."""
+"""Policy -> seconds to simulate an end-to-end run on one core, roughly; `_OTHER_SECONDS` for any other."""
 _OTHER_SECONDS, _ABLATED_SECONDS = 2.5, 0.7
 
 Pairs = list[tuple[FastServePoint, str]]
-"""Points, each with a policy that is asked there."""
+"""Points, each with a policy that runs there."""
 
 
 class FastServeVariation(NamedTuple):
-    """One thing changed in the end-to-end setting, for every policy: what a supposed reason comes to without it."""
+    """One thing changed in the end-to-end setting, for every policy, to test a supposed reason."""
 
     name: str
     of: Callable[[FastServePoint], FastServePoint]
@@ -121,6 +125,8 @@ LONGER_RUN = FastServeVariation("3 times as many jobs", _longer)
 NARROW_STATIC = FastServeVariation(
     "fastertransformer in batches of 16", lambda point: replace(point, static_batch=BATCH)
 )
+LONGER_LENGTHS = 0.0
+"""The Zipf theta at which all lengths are equally likely: the longest work that the context holds."""
 ONE_BATCH = FastServeVariation("one batch for both stages", lambda point: replace(point, one_batch=True))
 ANY_BATCH = FastServeVariation("batches of any size", lambda point: replace(point, batch=None))
 VARIATIONS = (ORCA_AS_SHORT, SLOTS_FOR_ALL, LONGER_RUN, NARROW_STATIC, ONE_BATCH, ANY_BATCH)
@@ -129,10 +135,10 @@ VARIED = (ORCA, FASTER_TRANSFORMER, FASTSERVE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FastServeScope:
-    """What is varied, and which runs that makes, given what the baselines get through; as it stands, all of it.
+    """Which experiments are run, given the baselines' capacities; by default all.
 
-    Axes end to end and of the ablations apart. Capacity is measured with the same seeds in every scope, so that rates
-    are the same.
+    End-to-end axes and ablation axes are separate. Capacity is measured with the same seeds in every scope, so that
+    rates are the same.
     """
 
     quick: bool = False
@@ -154,7 +160,7 @@ class FastServeScope:
     sharegpt_rates_rps: Sequence[float] = SHAREGPT_RATES_RPS
 
     def seeds(self, point: FastServePoint) -> range:
-        """Each is another draw of arrivals and lengths, and of the clock's noise."""
+        """The seeds of a point, each with another draw of arrivals and lengths, and of the clock's noise."""
         if not point.rate_rps:
             return range(CAPACITY_SEEDS)
         if self.quick:
@@ -164,23 +170,23 @@ class FastServeScope:
     # ---- where policies are compared ---------------------------------------------------------------
 
     def end_to_end(self, axis: str, capacity: Capacity) -> dict[float, FastServePoint]:
-        """Setting -> point of Fig. 9, the other axes as they stand."""
+        """Setting -> point of Fig. 9, with the other axes at their standard values."""
         return _along(END_TO_END, axis, self.loads, self.cvs, self.thetas, capacity)
 
     def ablated(self, axis: str, capacity: Capacity) -> dict[float, FastServePoint]:
         """Setting -> point of Fig. 10 and 11(a) to (c).
 
-        Over theta the load stays: at one rate the least skewed lengths would be many times what the engine holds.
+        Over theta the load is fixed: at one rate the least skewed lengths would be many times what the engine holds.
         """
         held = EQUAL_LOAD_AXIS if axis == THETA_AXIS else axis
         return _along(ABLATED, held, self.ablated_loads, self.ablated_cvs, self.thetas, capacity)
 
     def stressed(self, capacity: Capacity) -> FastServePoint:
-        """The point of the ablations above capacity, at which their settings are varied."""
+        """The ablations' point above capacity, at which their settings are varied."""
         return loaded(ABLATED, OVERLOAD, capacity)
 
     def in_slots(self, capacity: Capacity) -> FastServePoint:
-        """The point of the ablations with KV in slots of the longest job, as the paper's engine has it."""
+        """The ablations' point with KV in slots of the longest job, as in the paper's engine."""
         point = loaded(ABLATED, LOAD, capacity)
         return replace(point, block_tokens=point.lengths.slot_tokens)
 
@@ -190,16 +196,16 @@ class FastServeScope:
         return {share: replace(point, memory=share) for share in self.memory_shares}
 
     def varied(self, capacity: Capacity) -> dict[float, FastServePoint]:
-        """Load -> point, of the end-to-end settings that variations start from."""
+        """Load -> point of the end-to-end settings that variations start from."""
         return {load: loaded(END_TO_END, load, capacity) for load in (LOAD, OVERLOAD) if load in self.loads}
 
     def killed_alone(self, capacity: Capacity) -> FastServePoint:
-        """The ablations' point where a step has one job; the rate falls with the width of the batch."""
+        """The ablations' point with one job a step; the rate falls with the width of the batch."""
         point = self.stressed(capacity)
         return replace(point, batch=1, rate_rps=point.rate_rps / BATCH)
 
     def slot_points(self, capacity: Capacity) -> dict[tuple[str, int], FastServePoint]:
-        """(setting of the eviction, value) -> point: one of them varied, the other as it stands."""
+        """(setting of the eviction, value) -> point: one setting varied, the other at its standard value."""
         values = {"idle_jobs": self.idle_jobs, "burst_levels": self.burst_levels}
         return {
             (name, value): replace(self.stressed(capacity), parts=Parts(eviction=f"proactive:{name}={value}"))
@@ -216,19 +222,19 @@ class FastServeScope:
         }
 
     def starved(self, capacity: Capacity) -> dict[float, FastServePoint]:
-        """Seconds after which a job is promoted -> point."""
+        """Seconds until a waiting job is promoted -> point."""
         point = self.stressed(capacity)
         return {each: with_order(point, FASTSERVE, f"starve_s={each:g}") for each in self.starve_s}
 
     def peaks(self, capacity: Capacity) -> dict[str, FastServePoint]:
-        """What it is called -> point at which KV is counted, every step of it planned."""
+        """Label -> point at which KV is counted in every step, each of them planned."""
         found = {f"{PEAK_RATE_RPS:g} req/s, CV {PEAK_CV:g}": PEAK.at(PEAK_RATE_RPS, PEAK_CV)}
         if not self.quick:
             found[f"{OVERLOAD:g} of capacity, CV {PEAK_CV:g}"] = loaded(PEAK, OVERLOAD, capacity, cv=PEAK_CV)
         return {name: replace(point, every_step=True) for name, point in found.items()}
 
     def scaled(self, capacity: Capacity) -> dict[PaperMachine, FastServePoint]:
-        """Machine -> point, all of one model at one rate: a share of what its smallest machine gets through."""
+        """Machine -> point, for all machines of one model at one rate: a share of the smallest machine's capacity."""
         smallest: dict[str, PaperMachine] = {}
         for machine in self.machines:
             smallest.setdefault(machine.model, machine)
@@ -244,8 +250,12 @@ class FastServeScope:
         rates = self.sharegpt_rates_rps
         return {rate: FastServePoint(machine=RELEASED, lengths=SHAREGPT, rate_rps=rate) for rate in rates}
 
+    def narrow_static(self, capacity: Capacity) -> FastServePoint:
+        """The low rate of the fixed points with FasterTransformer's batches half as wide."""
+        return NARROW_STATIC.of(loaded(END_TO_END, HALF_LOAD, capacity))
+
     def candidates(self, place: CapacityPoint) -> list[CapacityPoint]:
-        """A place with each of the lengths that its own were chosen of; none with `--quick`."""
+        """A place with each of the lengths that its own were chosen from; none with `--quick`."""
         found = [] if self.quick else product(LONGEST, THETAS)
         count = place.lengths.count
         return [place._replace(lengths=zipf(theta, longest, count)) for longest, theta in found]
@@ -261,30 +271,39 @@ class FastServeScope:
         return self._runs(sorted(self._compared(capacity), key=_seconds, reverse=True))
 
     def num_runs(self) -> int:
-        """All runs together."""
+        """The number of all runs."""
         return len(self.capacity_runs()) + len(self.loaded_runs(lambda place: 1.0))
 
     def seconds_a_run(self) -> float:
-        """About how long a run takes on one core, in the mean."""
+        """The mean seconds of a run on one core, roughly."""
         pairs = self._places() + self._compared(lambda place: 1.0)
         return sum(map(_seconds, pairs)) / len(pairs)
 
     def _places(self) -> Pairs:
-        """Where capacity is measured, and of which policy."""
+        """Where capacity is measured, and for which policy."""
         ablated = [ABLATED.with_theta(theta) for theta in self.thetas]
-        ends = [] if self.quick else [END_TO_END.with_theta(theta) for theta in self.thetas]
+        ends = [END_TO_END.with_theta(theta) for theta in self.thetas]
         machines = [CapacityPoint(machine, zipf(THETA), ORCA) for machine in self.machines]
         chosen = [*self.candidates(END_TO_END), *self.candidates(ABLATED)]
-        places = [END_TO_END, ABLATED, *ends, *ablated, *machines, *chosen, *([] if self.quick else [PEAK])]
+        places = [
+            END_TO_END,
+            END_TO_END.with_theta(LONGER_LENGTHS),
+            ABLATED,
+            *ends,
+            *ablated,
+            *machines,
+            *chosen,
+            *([] if self.quick else [PEAK]),
+        ]
         return [(place.at_once(), place.baseline) for place in dict.fromkeys(places)]
 
     def _compared(self, capacity: Capacity) -> Pairs:
-        """Every point with every policy that is asked there."""
+        """Every point with every policy that runs there."""
         return list(dict.fromkeys([*self._end_to_end_pairs(capacity), *self._ablated_pairs(capacity)]))
 
     def _end_to_end_pairs(self, capacity: Capacity) -> Pairs:
-        axes = AXES if self.quick else (*AXES, *FURTHER_AXES)
-        ends = [point for axis in axes for point in self.end_to_end(axis, capacity).values()]
+        ends = [point for axis in AXES for point in self.end_to_end(axis, capacity).values()]
+        further = [point for axis in FURTHER_AXES for point in self.end_to_end(axis, capacity).values()]
         varied = [what.of(point) for point in self.varied(capacity).values() for what in self.variations]
         low, high = (
             [loaded(place, load, capacity) for place in self.candidates(END_TO_END)]
@@ -292,6 +311,8 @@ class FastServeScope:
         )
         return [
             *product(ends, SYSTEMS),
+            *product(further, (ORCA, FASTSERVE) if self.quick else SYSTEMS),
+            (self.narrow_static(capacity), FASTER_TRANSFORMER),
             *product(varied, VARIED),
             *product(low, (ORCA, FASTER_TRANSFORMER)),
             *product(high, (ORCA, FASTSERVE)),
@@ -330,7 +351,7 @@ def _along(
     thetas: Sequence[float],
     capacity: Capacity,
 ) -> dict[float, FastServePoint]:
-    """Setting -> point of one axis, the other two as they stand."""
+    """Setting -> point of one axis, with the other two at their standard values."""
     if axis == RATE_AXIS:
         return {load: loaded(place, load, capacity) for load in loads}
     if axis == CV_AXIS:
@@ -367,7 +388,7 @@ QUICK = FastServeScope(
 
 
 def _seconds(pair: tuple[FastServePoint, str]) -> float:
-    """About how long simulating it takes on one core."""
+    """Seconds to simulate it on one core, roughly."""
     point, policy = pair
     if point.machine in (SINGLE, SMALL):
         return _ABLATED_SECONDS * point.lengths.count / ABLATED_JOBS

@@ -26,7 +26,7 @@ HARDWARE = "a100-40g"
 """A100 40 GB, eight in a node, NVLink between them."""
 
 SIMULATED = "simulated, A100 40 GB"
-"""What tables of simulated runs say of themselves."""
+"""The machine named in tables of simulated runs."""
 
 GPUS_A_NODE, HOST_BYTES_A_NODE = 8, 1152e9
 """p4d.24xlarge; all of a node's memory can hold KV."""
@@ -35,9 +35,10 @@ BLOCK_TOKENS, TOKENS_A_STEP = 16, 2048
 """KV block size, and prompt tokens of one step. Source: the released code."""
 
 BATCH, SLOTS = 16, 256
-"""Jobs of one step of one pipeline stage (the released code), and jobs that may be resident at once (ours).
+"""Jobs in a step of one pipeline stage (the released code), and jobs that may be resident at once (ours).
 
-FasterTransformer, which has one batch in both stages, has as many jobs in it as the two batches of the others."""
+FasterTransformer has one batch in both stages, with as many jobs as the two batches of the others together.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,21 +53,21 @@ class PaperMachine:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all stages."""
+        """The number of GPUs of all stages."""
         return self.tp * self.stages
 
     def decode_step_s(self) -> float:
-        """Seconds of a step in which one job of no context gets a token."""
+        """Seconds of a step that decodes one job with an empty context."""
         return self.iteration_s(1)
 
     def iteration_s(self, tokens: int, context_tokens: int = 0) -> float:
-        """Seconds of a step in which one job computes so many tokens after so many others."""
+        """Seconds of a step in which one job computes this many tokens after a context of that many."""
         shape = BatchShape()
         shape.add(tokens, context_tokens)
         return _costs(self.model, self.tp, self.stages).step.step_s(shape)
 
     def limits(self, block_tokens: int = BLOCK_TOKENS) -> EngineLimits:
-        """The engine's sizes, with KV in blocks of so many tokens."""
+        """The engine's sizes, with KV in blocks of this many tokens."""
         costs = _costs(self.model, self.tp, self.stages)
         nodes = -(-self.gpus // GPUS_A_NODE)
         host_bytes = nodes * HOST_BYTES_A_NODE if self.host_bytes is None else self.host_bytes
@@ -89,7 +90,7 @@ def _costs(model: str, tp: int, stages: int) -> Calibration:
 
 
 def two_stages(name: str, model: str, gpus: int) -> PaperMachine:
-    """A model on so many GPUs, half of them in each of two pipeline stages, as in the paper's section 6.4."""
+    """A model on this many GPUs, half of them in each of two pipeline stages, as in the paper's section 6.4."""
     return PaperMachine(title=f"{name}, {gpus} GPUs", model=model, tp=gpus // 2, stages=2)
 
 
@@ -99,26 +100,28 @@ SCALED_MACHINES = (
     *(two_stages("OPT-66B", "facebook/opt-66b", gpus) for gpus in (8, 16)),
     *(two_stages("GPT-175B", "openai/gpt-175b", gpus) for gpus in (12, 16)),
 )
-"""Ours, since the text gives neither model nor counts: those of two stages that hold a model and divide its heads."""
+"""Ours, since the text gives neither model nor counts: machines of two stages that hold a model and divide its
+heads.
+"""
 SINGLE = PaperMachine(title="OPT-13B, 1 GPU", model="facebook/opt-13b")
-"""The ablations."""
+"""The machine of the ablations."""
 SMALL = PaperMachine(title="OPT-2.7B, 1 GPU", model="facebook/opt-2.7b")
-"""The peak of KV."""
+"""The machine for the peak of KV."""
 RELEASED = PaperMachine(title="OPT-13B, 1 GPU", model="facebook/opt-13b", host_bytes=56e9)
-"""The released code's engine with its swap space, for its curve of latency per token."""
+"""The released code's engine with its swap space, for the curve of latency per token."""
 
 CONTEXT_TOKENS = 2048
-"""The context of GPT-175B and OPT: what Orca reserves for every job, as "Orca (Max)" does in the vLLM paper."""
+"""The context of GPT-175B and OPT, which Orca reserves for every job, as "Orca (Max)" does in the vLLM paper."""
 ORCA_PLACES = f"iteration-level:reserve_tokens={CONTEXT_TOKENS}"
 ORCA_LIMITS = "iteration-level"
-"""Orca if it knew the longest answer of the workload, and reserved no more: what taking the context away changes."""
+"""Orca with knowledge of the workload's longest answer, reserving no more than that: a variation."""
 
 # ---- what is asked for ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Laws of prompts and answers as `headway simulate --trace` takes them, and the longest of each."""
+    """Laws of prompts and answers in the form that `headway simulate --trace` takes, and the longest of each."""
 
     input: str
     output: str
@@ -128,20 +131,21 @@ class Lengths:
 
     @property
     def slot_tokens(self) -> int:
-        """KV of the longest job there can be."""
+        """KV tokens of the longest possible job."""
         return self.longest_input + self.limit
 
 
 JOBS, ABLATED_JOBS = 500, 1000
-"""Of a run end to end and of one of the ablations; each is run to the last finish. Ours."""
+"""Jobs of an end-to-end run and of an ablation, each of which lasts to the last finish. Ours."""
 THETAS = (0.7, 0.9, 1.1, 1.3, 1.5)
 LONGEST = (512, 1024)
-"""Lengths that the workloads are chosen of, with `THETAS`: 1,024 and 1,024 tokens fill the context."""
+"""Longest lengths that the workloads are chosen from, with `THETAS`: 1,024 and 1,024 tokens fill the context."""
 THETA, LONGEST_TOKENS = 0.7, 1024
 """Ours, since the paper gives neither: chosen by its own fixed points (`fixed_points.py`), not by any gain."""
 ABLATED_THETA = 1.5
-"""The same for the ablations on one GPU, with the same longest: by the rate at which the paper's engine is full there.
-Prompts must be long there too, since in the paper many outlast the quanta of the first levels."""
+"""Theta of the ablations on one GPU, with the same longest length: chosen by the rate at which the paper's engine
+is full there. Prompts must be long there too, since in the paper many outlast the quanta of the first levels.
+"""
 
 
 def zipf(
@@ -163,27 +167,28 @@ SHAREGPT = Lengths(input="sharegpt-1024", output="sharegpt-1024", longest_input=
 more than 2,048 together (one in a thousand here); it sends up to 400."""
 
 CV, LOAD = 1.0, 1.1
-"""Where the other two stand while one is varied; the load is of the baseline's capacity. Above the knee: in the paper
-CV and theta gain 1.9 and more everywhere, rates up to the knee nothing."""
+"""The standard values while something else is varied; the load is a share of the baseline's capacity. It is above
+the knee: in the paper CV and theta gain 1.9 and more everywhere, rates up to the knee nothing.
+"""
 LOW_LOAD = 0.9
-"""Below the knee, for what happens if CV was varied there."""
+"""A load below the knee, for varying CV there."""
 SHAREGPT_RATES_RPS = (0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
-"""From 1.5 on the notebook's; those below are ours."""
+"""From 1.5 on the notebook's rates; those below are ours."""
 PEAK_RATE_RPS, PEAK_CV, PEAK_OUTPUT, PEAK_INPUT = 64.0, 4.0, 20, 512
-"""Of the peak of KV. Source: the later version of the paper; the longest prompt is ours."""
+"""The workload for the peak of KV. Source: the later version of the paper; the longest prompt is ours."""
 
 # ---- compared systems ----------------------------------------------------------------------------------
 
 ORCA, FASTER_TRANSFORMER, TODAY = "orca", "fastertransformer", "vllm"
 """The paper's baselines, and vLLM as it is now."""
 FASTSERVE, ORACLE = "fastserve", "srpt-oracle"
-"""As published first; and least remaining work first, with true answer lengths."""
+"""FastServe as first published; and least remaining work first, with true answer lengths."""
 NO_PREEMPT, PREEMPT = "mlfq-no-preempt", "mlfq-preempt"
-"""Ablations of its scheduler: every job starts at the top; and its iterations are killed when a quantum ends."""
+"""Ablations of its scheduler: every job starts at the top; and iterations are killed when a quantum ends."""
 DEFER, REACTIVE, RECOMPUTE = "defer", "reactive-swap", "recompute"
 """Ablations of its memory: newcomers wait; KV is swapped only when memory is full; KV is dropped."""
 V3, FIXED_PRIORITY = "fastserve-v3", "fixed-priority"
-"""With the constants of the later version; and ranked by the prompt's length."""
+"""FastServe with the constants of the later version; and a fixed priority by the prompt's length."""
 FCFS, VLLM_V0 = "fastserve-fcfs", "vllm-v0"
 """Its engine first come, first served; and the vLLM of its time."""
 
@@ -194,11 +199,9 @@ MEMORIES = (FASTSERVE, DEFER, REACTIVE, RECOMPUTE)
 SCALED = (ORCA, FASTSERVE)
 PER_TOKEN = (VLLM_V0, FCFS, FASTSERVE, TODAY)
 PEAKS = (FCFS, FASTSERVE)
-REAL = (ORCA, REACTIVE, FASTSERVE)
-"""On the real engine."""
 
 RUN_WHOEVER_IS_RESIDENT = (ORCA, FASTER_TRANSFORMER, TODAY)
-"""They fill a batch a stage; the others choose among residents that wait for a step by themselves."""
+"""Policies that fill a batch for each stage; the others choose by themselves among residents waiting for a step."""
 
 PAPER_PER_TOKEN_S = {
     1.5: (0.035, 0.045, 0.045),
@@ -217,10 +220,10 @@ PAPER_PER_TOKEN_S = {
 class FastServePoint:
     """One setting that policies are compared at; `rate_rps` 0 is all requests at once.
 
-    `parts` take the place of the policies' own, `orca` that of Orca's batching. KV is in blocks of `block_tokens`:
-    slots, where the longest job fits one. Variations change what follows: one batch for all stages, the width of a
-    batch (None: all residents run), that of FasterTransformer's (None: of all stages together), and the share
-    of the device's blocks there is. With `every_step` KV is counted at each.
+    `parts` replace the policies' own, `orca` replaces Orca's batching. KV is in blocks of `block_tokens`: slots, where
+    the longest job fits one. Variations change the rest: one batch for all stages, the width of a batch (None: all
+    residents run), that of FasterTransformer's (None: of all stages together), and the share of the device's blocks
+    that exists. With `every_step` KV is counted in each step.
     """
 
     machine: PaperMachine
@@ -247,7 +250,7 @@ class FastServePoint:
         return f"gen:{arrivals}/input={lengths.input}/output={lengths.output}/count={lengths.count}"
 
     def run(self, policy: str, seed: int) -> StudyRun:
-        """This setting under one policy."""
+        """The run of a policy at this setting."""
         limits = self.machine.limits(self.block_tokens)
         staged = limits.pipeline_stages > 1 and policy in RUN_WHOEVER_IS_RESIDENT
         width = self._static_width() if policy == FASTER_TRANSFORMER else self.batch
@@ -267,14 +270,14 @@ class FastServePoint:
         )
 
     def _static_width(self) -> int | None:
-        """Jobs of a batch of FasterTransformer."""
+        """The number of jobs in a batch of FasterTransformer."""
         if self.static_batch is not None or self.batch is None:
             return self.static_batch
         return self.batch * self.machine.stages
 
 
 class CapacityPoint(NamedTuple):
-    """A machine, the lengths it serves, whose capacity loads there are shares of, and whether KV is in slots."""
+    """A machine and the lengths it serves, whose capacity the loads there are shares of, and whether KV is in slots."""
 
     machine: PaperMachine
     lengths: Lengths
@@ -282,11 +285,11 @@ class CapacityPoint(NamedTuple):
     in_slots: bool = False
 
     def at_once(self) -> FastServePoint:
-        """All requests at 0 s."""
+        """The point with all requests at 0 s."""
         return self.at(0.0)
 
     def at(self, rate_rps: float, cv: float = CV) -> FastServePoint:
-        """Arrivals at a rate."""
+        """The point with arrivals at a rate."""
         return FastServePoint(
             machine=self.machine,
             lengths=self.lengths,
@@ -311,21 +314,21 @@ PEAK = CapacityPoint(
 """KV in slots of the longest job, so that jobs are counted, as the paper does: its engine has no paging."""
 
 Capacity = Callable[[CapacityPoint], float]
-"""Requests a second that a place's baseline gets through, all at once."""
+"""The throughput of a place's baseline, with all requests at once."""
 
 
 def loaded(place: CapacityPoint, load: float, capacity: Capacity, *, cv: float = CV) -> FastServePoint:
-    """Arrivals at a share of a place's capacity."""
+    """The point with arrivals at a share of a place's capacity."""
     return place.at(load * capacity(place), cv)
 
 
 def with_quantum(point: FastServePoint, policy: str, quantum: float) -> FastServePoint:
-    """A point at which the policy's first quantum is so many decode steps."""
+    """A point at which the policy's first quantum is this many decode steps."""
     return with_order(point, policy, f"quantum_s={quantum * point.machine.decode_step_s():.4g}")
 
 
 def with_order(point: FastServePoint, policy: str, setting: str) -> FastServePoint:
-    """A point at which a setting of the policy's order is another."""
+    """A point with another value for a setting of the policy's order."""
     row = row_of(policy)
     order = f"{row.order}{',' if ':' in row.order else ':'}{setting}"
     return replace(point, parts=replace(OWN_PARTS, order=order))

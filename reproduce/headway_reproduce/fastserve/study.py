@@ -1,12 +1,10 @@
-"""FastServe's experiments from beginning to end, those on this machine's own engine too, and what is made of them."""
+"""FastServe's experiments from beginning to end, including those on this machine's own engine, and the report."""
 
 from __future__ import annotations
 
 from headway.lab.papers import PaperRequest, Tell
-from headway.lab.trace import Trace
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
-from headway.traces import TraceRequest, take
 from headway_reproduce.claims import claims_part
 from headway_reproduce.fastserve.ablations import Scheduler
 from headway_reproduce.fastserve.end_to_end import EndToEnd
@@ -29,52 +27,15 @@ from headway_reproduce.fastserve.setting import (
     JOBS,
     LONGEST_TOKENS,
     ORCA,
-    REAL,
     SIMULATED,
     SINGLE,
     SLOTS,
     THETA,
     TOKENS_A_STEP,
     PaperMachine,
-    zipf,
 )
-from headway_reproduce.real_study import RealColumn, RealPlan, RealSizes, real_part
 from headway_reproduce.study import RepeatedPaper, read_kept
 from headway_reproduce.study_runs import RunResult
-
-# ---- on this machine's own engine: shorter lengths, fewer jobs, a made model ---------------------------
-
-REAL_REQUESTS = 60
-REAL_LENGTHS = zipf(1.1, 512)
-"""Short and skewed, so that a CPU gets through them in minutes."""
-
-
-def real_requests(count: int = REAL_REQUESTS) -> list[TraceRequest]:
-    """The first requests of a draw, all at 0 s, each declaring the limit of its answer."""
-    point = END_TO_END._replace(lengths=REAL_LENGTHS).at_once()
-    return take(Trace(f"{point.trace()}/max_output={point.lengths.limit}").requests(0), count)
-
-
-REAL_PLAN = RealPlan(
-    policies=REAL,
-    # Half of what eight of the longest jobs would need, so that memory is short.
-    sizes=RealSizes(blocks=96, host_blocks=256, batch_width=8),
-    requests=real_requests,
-    columns=(
-        RealColumn("mean_jct_s", "mean JCT s", over=True),
-        RealColumn("p99_jct_s", "p99 JCT s", over=True),
-        RealColumn("throughput_rps", "req/s"),
-        RealColumn("preemptions", "preemptions"),
-        RealColumn("swapped_out_blocks", "blocks out"),
-        RealColumn("recomputed_tokens", "recomputed tokens"),
-    ),
-    what="jobs with lengths by Zipf's law, all at once",
-    note="Over orca less than 1 is shorter. Memory is short, and orca reserves room for 512 tokens of every answer, so "
-    "that few of its jobs run at a time. A CPU's copies and products are not a GPU's.",
-    seconds=180.0,
-)
-
-# ---- from beginning to end -----------------------------------------------------------------------------
 
 
 class FastServe(RepeatedPaper[FastServeFindings]):
@@ -88,8 +49,8 @@ class FastServe(RepeatedPaper[FastServeFindings]):
         return FastServeFindings(read_kept(request.root, RunResult), QUICK if request.quick else ALL)
 
     def more_seconds(self, request: PaperRequest) -> float:
-        """The real engine's."""
-        return REAL_PLAN.measurement.more_seconds(request)
+        """Always 0, since nothing else is run."""
+        return 0.0
 
     def study(self, findings: FastServeFindings, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
@@ -97,7 +58,6 @@ class FastServe(RepeatedPaper[FastServeFindings]):
         ends, scheduler, memory = EndToEnd(*made), Scheduler(*made), MemoryFindings(*made)
         further, fixed = FastServeFurther(*made), FixedPoints(*made)
         claims = [*ends.claims(), *scheduler.claims(), *memory.claims(), *further.claims()]
-        real = REAL_PLAN.measurement.found(request, tell)
         axes = AXES if findings.scope.quick else (*AXES, *FURTHER_AXES)
         return self.told(
             findings.scope,
@@ -116,14 +76,12 @@ class FastServe(RepeatedPaper[FastServeFindings]):
                 memory.part(),
                 further.scale_part(),
                 further.per_token_part(),
-                real_part(real, REAL_PLAN),
             ],
-            data={**ends.data(), **memory.data(), "quantum_sensitivity": scheduler.sensitivities()},
         )
 
 
 def _facts(findings: FastServeFindings) -> list[tuple[str, str]]:
-    """What was run on what."""
+    """The settings of the runs."""
     return [
         ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
         *((machine.title, _sizes(machine)) for machine in (CLUSTER, SINGLE)),

@@ -1,4 +1,4 @@
-"""How well answer lengths are predicted, measured on rows that were not trained on, against simpler ways."""
+"""Errors of predicted answer lengths, measured on rows outside the training set, beside those of simpler methods."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from headway.predict.lengths.facts import RequestFacts
 from headway.predict.lengths.predictor import LengthLearner
 from headway.results.study import StudyPart, StudyTable, Value
 from headway.statistics import median
-from headway_reproduce.magnus.data import DataSource, TaskData, TaskRow, data_digest, load_natural, load_tasks
+from headway_reproduce.magnus.data import DataSource, TaskRow, data_digest, load_tasks
 from headway_reproduce.magnus.features import APP_GROUPS, USER_GROUPS, MagnusFeatures
 from headway_reproduce.magnus.forest import LengthForest, Tokens
 from headway_reproduce.magnus.setting import PAPER_CORRELATION
 from headway_reproduce.magnus.simulation import features
 
 MOST_ROWS = 1500
-"""Of each task, or natural log, that errors are measured on; none of them is trained on."""
-_QUICK_SECONDS, _FULL_SECONDS = 12.0, 35.0
+"""Rows of each task that errors are measured on; none of them is trained on."""
+_SECONDS = 12.0
 _TIMED_REQUESTS = 200
 _EVERY_FOR_TIME = 4
-"""Of the training rows, for a predictor whose time is taken: it is the same after few as after many."""
+"""One in this many training rows is used for a predictor that is only timed: its time hardly depends on the number."""
 
 FOREST, INPUT_ONLY, MEAN = "magnus", "input length only", "mean of the application"
 WITH_INSTRUCTION = "input length and instruction"
@@ -41,11 +41,11 @@ WAYS = (FOREST, WITH_INSTRUCTION, INPUT_ONLY, LEARNED, LEARNED_NO_TEXT, MEAN)
 """The paper's forest with hashed texts, with those of instructions alone, without any; the product's own predictor,
 with the words of inputs and without; and the mean of each application."""
 _FIRST_COLUMN = {FOREST: 0, WITH_INSTRUCTION: USER_GROUPS, INPUT_ONLY: USER_GROUPS + APP_GROUPS}
-"""Of the features that a way sees: all from there on."""
+"""The first feature column that each method sees."""
 
 
 class LengthErrors(msgspec.Struct, frozen=True, kw_only=True):
-    """One way of predicting on one set of answers, in tokens; tau is Kendall's."""
+    """One method's errors on one set of answers, in tokens; tau is Kendall's."""
 
     way: str
     rmse: float
@@ -54,10 +54,9 @@ class LengthErrors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SetAccuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """One task or log: how long its answers are, how they go with the input, and each way's errors."""
+    """One task, or all: the length of its answers, their correlation with the input, and each method's errors."""
 
     name: str
-    natural: bool
     rows: int
     mean_tokens: float
     deviation_tokens: float
@@ -66,9 +65,10 @@ class SetAccuracy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it, on rows of the digest `data`.
+    """All results, measured on rows with the digest `data`.
 
-    `way_us` is this machine's time for one request by each way but the mean, its text encoded and the forest asked.
+    `way_us` is this machine's time for one request by each method but the mean: encoding its text and asking the
+    forest.
     """
 
     data: str
@@ -78,21 +78,19 @@ class Accuracy(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def predict_us(self) -> float:
-        """As the paper predicts."""
+        """The time of the paper's method."""
         return self.way_us[FOREST]
 
 
 def accuracy_seconds(request: PaperRequest) -> float:
     """About how long `accuracy` will take."""
-    if _file(request).exists():
-        return 0.0
-    return _QUICK_SECONDS if request.quick else _FULL_SECONDS
+    return 0.0 if _file(request).exists() else _SECONDS
 
 
 def accuracy(request: PaperRequest, source: DataSource, tell: Tell) -> Accuracy:
-    """What the folder keeps, else measured now and kept. Quick: the tasks alone.
+    """The accuracy kept in the folder, else measured now and kept.
 
-    Raises RecordError if what is kept cannot be read.
+    Raises RecordError if the kept file cannot be read.
     """
     path = _file(request)
     kept = read_json(path, Accuracy)
@@ -100,8 +98,6 @@ def accuracy(request: PaperRequest, source: DataSource, tell: Tell) -> Accuracy:
         return kept
     tell("predictor: errors on rows that were not trained on")
     sets, way_us = _of_tasks(source)
-    if not request.quick:
-        sets += [_of_log(log) for log in load_natural(source)]
     found = Accuracy(data=data_digest(source), rows_of=source.title, sets=tuple(sets), way_us=way_us)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_json(path, found)
@@ -109,14 +105,14 @@ def accuracy(request: PaperRequest, source: DataSource, tell: Tell) -> Accuracy:
 
 
 def _file(request: PaperRequest) -> Path:
-    return request.root / f"magnus-accuracy{'-quick' if request.quick else ''}.json"
+    return request.root / "magnus-accuracy.json"
 
 
 # ---- measuring -----------------------------------------------------------------------------------------
 
 
 def _of_tasks(source: DataSource) -> tuple[list[SetAccuracy], dict[str, float]]:
-    """One predictor for all tasks, as in the paper, judged on all and on each; and each way's time for a request."""
+    """One predictor for all tasks, as in the paper, judged on all and on each; and each method's time for a request."""
     tasks = load_tasks(source)
     train = [row for task in tasks for row in task.training]
     test = [row for task in tasks for row in task.workload[:MOST_ROWS]]
@@ -127,14 +123,8 @@ def _of_tasks(source: DataSource) -> tuple[list[SetAccuracy], dict[str, float]]:
     return found, _way_us(train, test)
 
 
-def _of_log(log: TaskData) -> SetAccuracy:
-    """A predictor of its own: of answers to anything that people ask."""
-    test = log.workload[:MOST_ROWS]
-    return _judged(log.name, test, np.ones(len(test), dtype=bool), _answers(log.training, test), natural=True)
-
-
 def _answers(train: Sequence[TaskRow], test: Sequence[TaskRow]) -> dict[str, Tokens]:
-    """Way -> what it predicts, (test,). The simpler ways are the same forest on some of the columns, and means."""
+    """Way -> its predictions, (test,). The simpler methods are the same forest on some of the columns, and means."""
     seen, unseen, tokens = features(train), features(test), _outputs(train)
     found: dict[str, Tokens] = {}
     for way, first in _FIRST_COLUMN.items():
@@ -154,14 +144,11 @@ def _judged(
     test: Sequence[TaskRow],
     chosen: npt.NDArray[np.bool_],
     answers: dict[str, Tokens],
-    *,
-    natural: bool = False,
 ) -> SetAccuracy:
     rows = [row for row, taken in zip(test, chosen, strict=True) if taken]
     tokens = _outputs(rows)
     return SetAccuracy(
         name=name,
-        natural=natural,
         rows=len(rows),
         mean_tokens=float(tokens.mean()),
         deviation_tokens=float(tokens.std()),
@@ -181,7 +168,7 @@ def _errors(way: str, predicted: Tokens, tokens: Tokens) -> LengthErrors:
 
 
 def _correlation(rows: Sequence[TaskRow]) -> float | None:
-    """Pearson's, of the user's input and the answer; None where one of them never varies."""
+    """Pearson's correlation of the user's input and the answer; None where one of them never varies."""
     try:
         return correlation([row.input_tokens for row in rows], [row.output_tokens for row in rows])
     except StatisticsError:
@@ -193,7 +180,7 @@ def _outputs(rows: Sequence[TaskRow]) -> Tokens:
 
 
 def _taught(train: Sequence[TaskRow], way: str) -> LengthLearner:
-    """The product's predictor after the training rows, in random order, as they would come."""
+    """The product's predictor after the training rows, learned in random order, as they would come."""
     learner, rows = LengthLearner(), list(train)
     Random("magnus accuracy").shuffle(rows)
     for row in rows:
@@ -239,7 +226,7 @@ _ERRORS = {"rmse": "RMSE", "mae": "MAE", "tau": "tau"}
 
 
 def prediction_part(found: Accuracy) -> StudyPart:
-    """Errors of every way, and the correlation of input and answer."""
+    """A table of every method's errors, and the correlation of input and answer."""
     columns = [(way, key) for key in _ERRORS for way in WAYS]
     rows: list[list[Value]] = []
     for each in found.sets:
@@ -253,8 +240,7 @@ def prediction_part(found: Accuracy) -> StudyPart:
         measured_on=f"measured, {found.rows_of}",
         headings=["data", "rows", "mean answer", "deviation", *shown],
         rows=rows,
-        note="On rows that were not trained on; encoder: hash. The tasks share one predictor, each "
-        "log has its own.",
+        note="On rows that were not trained on; encoder: hash. The tasks share one predictor.",
         detail=True,
     )
     correlation_table = StudyTable(
@@ -282,23 +268,11 @@ def prediction_part(found: Accuracy) -> StudyPart:
 
 
 def _said(found: Accuracy) -> list[str]:
-    whole, *tasks = [each for each in found.sets if not each.natural]
+    whole, *tasks = found.sets
     alike = sum((each.correlation or 0.0) >= PAPER_CORRELATION for each in tasks)
     rmse = {error.way: error.rmse for error in whole.errors}
-    said = [
+    return [
         f"Input and answer go together by {PAPER_CORRELATION} or more in {alike} of {len(tasks)} tasks.",
         f"The text of inputs: RMSE {rmse[FOREST]:.1f} tokens with it, {rmse[WITH_INSTRUCTION]:.1f} without in the "
         f"paper's forest, {rmse[LEARNED]:.1f} with and {rmse[LEARNED_NO_TEXT]:.1f} without in the product's predictor.",
     ]
-    logs = [each for each in found.sets if each.natural]
-    if logs:
-        named = ", ".join(f"{each.name} {_over_mean(each):.2f}" for each in logs)
-        said.append(
-            "Answers to what people ask of an assistant are predicted worse: the forest's RMSE over that of the mean "
-            f"of all answers is {named}; over all tasks {_over_mean(whole):.2f}."
-        )
-    return said
-
-
-def _over_mean(found: SetAccuracy) -> float:
-    return found.errors[0].rmse / found.errors[-1].rmse

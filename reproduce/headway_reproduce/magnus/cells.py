@@ -1,4 +1,4 @@
-"""Magnus's runs: each decided by plain data, and which of them are made: all, or the fixed part of `--quick`."""
+"""Magnus's runs, each determined by plain data, and the choice of runs: all, or the fixed part of `--quick`."""
 
 from __future__ import annotations
 
@@ -36,18 +36,20 @@ from headway_reproduce.magnus.setting import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MagnusChange:
-    """What differs from the paper's setting, to find the reason of a figure (ours).
+    """A difference from the paper's setting, to find the reason of a figure (ours).
 
-    `true_lengths` in place of predicted ones; a predictor that never learns (`learns`), or sees nothing of what inputs
-    say but their lengths (`text`); an engine without the fitted overhead, or whose cache is not copied; batches of
-    `max_batch` at most; answers planned `safety` times as long as predicted; texts `stretch` times as long.
+    `true_lengths` instead of predicted ones; a predictor that never learns (`learns`), sees nothing of inputs but their
+    lengths (`text`), or is taught only every n-th row (`taught`); an engine without the fitted overhead, or whose cache
+    takes `copies` times as long to copy; batches of `max_batch` at most; answers planned `safety` times as long as
+    predicted; texts `stretch` times as long.
     """
 
     true_lengths: bool = False
     learns: bool = True
     text: bool = True
     overhead: bool = True
-    copies: bool = True
+    copies: float = 1.0
+    taught: int = 1
     max_batch: int | None = None
     safety: float = 1.0
     stretch: int = 1
@@ -58,7 +60,7 @@ UNCHANGED = MagnusChange()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MagnusRun:
-    """All that decides one run; `rate_rps` 0 is all requests at once."""
+    """All that determines one run; `rate_rps` 0 is all requests at once."""
 
     source: DataSource
     policy: str
@@ -68,7 +70,7 @@ class MagnusRun:
     change: MagnusChange = UNCHANGED
 
     def digest(self) -> str:
-        """As `Digested.digest`; rows are told apart by what they say, not where they lie."""
+        """As `Digested.digest`; rows are distinguished by their content, not their path."""
         plain = asdict(replace(self, source=DataSource()))
         said = [
             release(),
@@ -81,8 +83,8 @@ class MagnusRun:
 
 @lru_cache(maxsize=8)
 def run_costs(policy: str, change: MagnusChange) -> Calibration:
-    """What an instance costs under a policy, with what is changed."""
-    copies = change.copies and policy != TODAY
+    """The step costs of an instance under a policy, with the change applied."""
+    copies = 0.0 if policy == TODAY else change.copies
     overhead_s = toy(copies=change.copies).fitted_overhead_s if change.overhead else 0.0
     return engine_costs(VSQ if policy == VSQ else VS, overhead_s, copies=copies)
 
@@ -96,10 +98,15 @@ def _fingerprint(policy: str, change: MagnusChange) -> str:
 
 QUICK_LOADS = (0.8, 1.5, 4.0)
 QUICK_CHANGED_LOADS = (4.0,)
+LOW_LOAD = 0.8
+"""A load at which ccb keeps up."""
 CHANGED_LOADS = (1.5, 4.0)
 MOST_IN_A_BATCH, SAFETY = 28, 1.5
 TRUE_LENGTHS, NEVER_LEARNS = MagnusChange(true_lengths=True), MagnusChange(learns=False)
-NO_TEXT, IN_PLACE = MagnusChange(text=False), MagnusChange(copies=False)
+NO_TEXT, IN_PLACE = MagnusChange(text=False), MagnusChange(copies=0.0)
+TAUGHT_LITTLE = MagnusChange(taught=50)
+TAUGHT_NO_MORE = MagnusChange(taught=50, learns=False)
+"""A predictor taught with one row in fifty, and the same one if it never learns."""
 STRETCHED = MagnusChange(stretch=STRETCH)
 
 CHANGES = {
@@ -111,14 +118,14 @@ CHANGES = {
     "a cache that is written in place": IN_PLACE,
     "no overhead of the engine": MagnusChange(overhead=False),
 }
-"""What is changed, one thing at a time (ours)."""
+"""The variations, each with one thing changed (ours)."""
 CHANGED = (VS, CCB, MAGNUS)
 
 _SECONDS = {CCB: 6.0, TODAY: 5.0}
-"""Policy -> about how long simulating a run takes on one core; `_OTHER_SECONDS` for any other."""
+"""Policy -> seconds to simulate a run on one core, roughly; `_OTHER_SECONDS` for any other."""
 _OTHER_SECONDS = 1.5
 _LEARNING_SECONDS = 6.0
-"""More where a predictor is fitted again and again."""
+"""Additional seconds where a predictor is fitted again and again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,25 +142,25 @@ class MagnusPoint:
 
 
 Capacity = Callable[[MagnusChange], float]
-"""Requests a second that vs gets through, all at once, on an engine with that change."""
+"""Throughput of vs, with all requests at once, on an engine with that change."""
 Pairs = list[tuple[MagnusPoint, str]]
-"""Points, each with a policy that is asked there."""
+"""Points, each with a policy that runs there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MagnusScope:
-    """How much is run on which rows, given what vs gets through.
+    """Which experiments are run on which rows, given the throughput of vs.
 
     The quick part has one seed; loads of 0.8, 1.5 and 4 of vs's capacity for every policy and for vLLM; fewer values of
-    Phi, and none on longer texts; things are changed to find reasons at a load of 4 alone, and nothing runs on a real
-    engine. Requests and capacity are the same in both.
+    Phi, and none on longer texts; variations at a load of 4 alone, and nothing on a real engine. Requests and capacity
+    are the same in both.
     """
 
     source: DataSource
     quick: bool = False
 
     def seeds(self, point: MagnusPoint) -> range:
-        """Each draws other requests at other times."""
+        """The seeds of a point, each with other requests at other times."""
         if point.seed is not None:
             return range(point.seed, point.seed + 1)
         return range(1 if self.quick and point.load else SEEDS)
@@ -163,22 +170,30 @@ class MagnusScope:
         return [MagnusPoint(load=load) for load in (QUICK_LOADS if self.quick else LOADS)]
 
     def phis(self) -> list[MagnusPoint]:
-        """The sweep, on a seed of its own."""
+        """The points of the sweep over Phi, on a seed of its own."""
         phis = PHIS if self.quick else (*PHIS, *MORE_PHIS)
         return [MagnusPoint(load=load, phi=phi, seed=PHI_SEED) for load, phi in product(PHI_LOADS, phis)]
 
     def stretched_phis(self) -> list[MagnusPoint]:
-        """The same on longer texts."""
+        """The same sweep on longer texts."""
         phis = () if self.quick else PHIS
         return [MagnusPoint(load=STRETCH_LOAD, phi=phi, change=STRETCHED, seed=PHI_SEED) for phi in phis]
 
     def changed(self) -> dict[str, list[MagnusPoint]]:
-        """What is changed -> points with it."""
+        """Name of a variation -> its points."""
         loads = QUICK_CHANGED_LOADS if self.quick else CHANGED_LOADS
         return {
             name: [MagnusPoint(load=load, change=change) for load in loads]
             for name, change in CHANGES.items()
         }
+
+    def reason_points(self) -> list[MagnusPoint]:
+        """The points that test the reasons of single statements: a low rate, and a predictor that knows little."""
+        high = QUICK_CHANGED_LOADS[-1]
+        return [
+            *(MagnusPoint(load=LOW_LOAD, change=change) for change in (TRUE_LENGTHS, IN_PLACE)),
+            *(MagnusPoint(load=high, change=change) for change in (TAUGHT_LITTLE, TAUGHT_NO_MORE)),
+        ]
 
     # ---- runs --------------------------------------------------------------------------------------
 
@@ -198,11 +213,11 @@ class MagnusScope:
         return self._runs(sorted(self._compared(), key=_seconds, reverse=True), capacity)
 
     def num_runs(self) -> int:
-        """All runs together."""
+        """The number of all runs."""
         return len(self.capacity_runs()) + len(self.loaded_runs(lambda change: 1.0))
 
     def seconds_a_run(self) -> float:
-        """About how long a run takes on one core, in the mean."""
+        """The mean seconds of a run on one core, roughly."""
         pairs = self._capacity_pairs() + self._compared()
         return sum(map(_seconds, pairs)) / len(pairs)
 
@@ -212,6 +227,7 @@ class MagnusScope:
             *product(self.rates(), (*POLICIES, TODAY)),
             *product([*self.phis(), *self.stretched_phis()], (MAGNUS,)),
             *product(changed, CHANGED),
+            *product(self.reason_points(), (CCB, MAGNUS)),
         ]
         return list(dict.fromkeys(pairs))
 
@@ -233,12 +249,14 @@ class MagnusScope:
 
 
 def engine_of(change: MagnusChange) -> MagnusChange:
-    """The part of a change that all systems have: the engine's and the texts'. Rates are shares of vs's throughput."""
+    """The part of a change that concerns all systems: the engine's and the texts'. Rates are shares of vs's
+    throughput.
+    """
     return MagnusChange(overhead=change.overhead, copies=change.copies, stretch=change.stretch)
 
 
 def _seconds(pair: tuple[MagnusPoint, str]) -> float:
-    """About how long simulating it takes on one core."""
+    """Seconds to simulate it on one core, roughly."""
     point, policy = pair
     learning = policy in PREDICTING and not point.change.true_lengths
     return _SECONDS.get(policy, _OTHER_SECONDS) + learning * _LEARNING_SECONDS

@@ -1,8 +1,8 @@
-"""Magnus's eight tasks: which rows train the predictor, which are served, and the streams drawn of them.
+"""Magnus's eight tasks: which rows train the predictor, which are served, and the streams drawn from them.
 
-Source: Cheng et al., "Enabling Efficient Batch Serving for LMaaS via Generation Length Prediction" (ICWS 2024),
-section IV. Lengths are measured, never made from the input: those of the references that people wrote, or those of
-answers that the demo model itself decoded.
+Source: Cheng et al., "Enabling Efficient Batch Serving for LMaaS via Generation Length Prediction" (ICWS 2024), section
+IV. Lengths are measured, never made from the input: those of the references that people wrote, or those of answers that
+the demo model itself decoded.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from headway.traces.demo_tasks import demo_rows
 from headway_reproduce.magnus.setting import REQUESTS_A_TASK
 
 SHARED, DEMO = "shared", "demo-tasks"
-"""What the output says of its data."""
+"""Names of the data sources in the output."""
 SHARED_FOLDER = Path("../shared/data")
 """Where the data lies by default, relative to where the command runs."""
 TRAINING_ROWS, WORKLOAD_ROWS = 2500, 7500
-"""Of each task; where there are fewer rows, in the same proportion (section IV-A)."""
+"""Rows of each task; where there are fewer, in the same proportion (section IV-A)."""
 LONGEST_INPUT, LONGEST_OUTPUT = 1024, 1024
-"""Lmax and Gmax in tokens; longer texts count as so long."""
+"""Lmax and Gmax in tokens; longer texts count as this long."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """A request and how long its answer is."""
+    """A request and the length of its answer."""
 
     task: str
     instruction: str
@@ -45,11 +45,11 @@ class TaskRow:
 
     @property
     def input_tokens(self) -> int:
-        """Of the user's input alone (the paper's UIL), counted without a tokenizer."""
+        """Tokens of the user's input alone (the paper's UIL), counted without a tokenizer."""
         return num_pieces(self.user_input)
 
     def facts(self) -> RequestFacts:
-        """What a server knows of it when it comes."""
+        """The facts that a server knows about the request on arrival."""
         return RequestFacts(
             num_prompt_tokens=self.prompt_tokens,
             max_output_tokens=LONGEST_OUTPUT,
@@ -61,7 +61,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class TaskData:
-    """One task's two sides, no input on both."""
+    """One task's training rows and served rows, with no input on both sides."""
 
     name: str
     training: tuple[TaskRow, ...]
@@ -70,30 +70,30 @@ class TaskData:
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """Where the rows come from: the shared data's folder, or (None) the demo model's own tasks."""
+    """The source of the rows: the shared data's folder, or (None) the demo model's own tasks."""
 
     folder: str | None = None
 
     @property
     def name(self) -> str:
-        """As the output calls it."""
+        """The name in the output."""
         return DEMO if self.folder is None else SHARED
 
     @property
     def title(self) -> str:
-        """Whose answers they are."""
+        """Whose answers the lengths are from."""
         return "answers of the demo model" if self.folder is None else "reference answers of the shared data"
 
     @property
     def counted(self) -> str:
-        """What a token is."""
+        """The definition of a token."""
         if self.folder is None:
             return "the demo model's own tokens, answers as it decoded them"
         return "a token is a word, a Chinese, Japanese or Korean character or a punctuation mark, in references too"
 
 
 def find_data(folder: Path | None) -> DataSource:
-    """The folder that was named; without one the shared data if it is there, else the demo's tasks.
+    """The named folder; without a name the shared data if it is there, else the demo's tasks.
 
     Raises ConfigError for a named folder without the tasks' files.
     """
@@ -113,7 +113,7 @@ def find_data(folder: Path | None) -> DataSource:
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The rows of a file of the shared data whose instruction names what is asked for."""
+    """The rows of a shared file whose instruction contains a phrase."""
 
     name: str
     file: str
@@ -131,8 +131,6 @@ TASKS = (
     _Task("CC", "code_comment"),
 )
 """The paper's tasks in its order (section IV-A)."""
-NATURAL = ("chat_arena_hard", "chat_halueval", "chat_gpteacher", "chat_alpaca")
-"""Files of the shared data with questions to assistants, and what assistants answered."""
 
 
 @lru_cache(maxsize=2)
@@ -142,22 +140,9 @@ def load_tasks(source: DataSource) -> tuple[TaskData, ...]:
     return tuple(split(name, found) for name, found in rows.items())
 
 
-def load_natural(source: DataSource) -> list[TaskData]:
-    """Logs of what people ask assistants, split as the tasks are; none with the demo's own tasks."""
-    if source.folder is None:
-        return []
-    folder = Path(source.folder)
-    paths = {stem: _path(folder, stem) for stem in NATURAL}
-    return [
-        split(stem, list(_of_task(_Task(stem, stem), folder)))
-        for stem, path in paths.items()
-        if path.is_file()
-    ]
-
-
 @lru_cache(maxsize=2)
 def data_digest(source: DataSource) -> str:
-    """Tells any two sets of rows apart, wherever they lie."""
+    """Distinguishes any two sets of rows, wherever they are stored."""
     digest = sha256()
     for task in load_tasks(source):
         digest.update(repr(task).encode())
@@ -167,8 +152,8 @@ def data_digest(source: DataSource) -> str:
 def split(name: str, rows: Sequence[TaskRow]) -> TaskData:
     """A quarter of the rows to train on, at most 2,500, and three times as many to serve.
 
-    In the order of a digest of the input, so that it depends on no other row's place; rows of one input stay
-    together, on one side.
+    Rows are in the order of a digest of the input, so that no row's place depends on the others; rows with one input
+    stay together, on one side.
     """
     train = min(TRAINING_ROWS, len(rows) * TRAINING_ROWS // (TRAINING_ROWS + WORKLOAD_ROWS))
     training: list[TaskRow] = []
@@ -233,14 +218,14 @@ def _path(folder: Path, stem: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class DrawnRow:
-    """A row that is served, and when it comes if one comes a second."""
+    """A served row, and its arrival time at one request a second."""
 
     row: TaskRow
     place: float
 
 
 def requests_a_task(source: DataSource) -> int:
-    """As many of each task as every task has."""
+    """The number of requests of each task that every task has."""
     return min(REQUESTS_A_TASK, *(len(task.workload) for task in load_tasks(source)))
 
 
@@ -258,7 +243,7 @@ def drawn_rows(source: DataSource, seed: int) -> tuple[DrawnRow, ...]:
 def task_requests(source: DataSource, seed: int, rate_rps: float, stretch: int = 1) -> list[TraceRequest]:
     """The seed's requests at a rate, or all at 0 s where it is 0. A request's id is its number.
 
-    Prompts and answers are `stretch` times as long as they are, Lmax and Gmax at most.
+    Prompts and answers are `stretch` times their length, Lmax and Gmax at most.
     """
     return [
         TraceRequest(

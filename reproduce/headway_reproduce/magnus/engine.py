@@ -1,6 +1,6 @@
-"""The engine Magnus ran on: Hugging Face's `generate` with ChatGLM-6B on a V100, as a law of its steps.
+"""The engine of Magnus's experiments: Hugging Face's `generate` with ChatGLM-6B on a V100, as a law of its steps.
 
-What batches take on it, predicted too, and the toy that its one constant is fitted to.
+Also the times of batches on it, their predictions, and the toy example that its one constant is fitted to.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from headway_reproduce.magnus.static_batches import StaticInstance
 
 _NO_NOISE = (1.0,)
 _DEQUANTISING = 0.3
-"""A step on four-bit weights takes so much longer, each weight being widened when it is used (0.2 to 0.4)."""
+"""Additional time, as a share, of a step on four-bit weights, each being widened when it is used (0.2 to 0.4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EagerStep:
-    """A step of an eager engine: the device's time, what its cache costs to copy, and a constant.
+    """A step of an eager engine: the device's time, the cost of copying its cache, and a constant.
 
     `compute` stretches the device's time, as dequantising weights does. The engine appends to its KV cache by
-    concatenation, so that every decode reads all of it and writes it anew: `copy_token_s` for each token of context.
+    concatenation, so that every decode reads and rewrites all of it: `copy_token_s` for each token of context.
     """
 
     device: StepSeconds
@@ -56,8 +56,9 @@ class EagerStep:
         return self.overhead_s + copied_s + self.compute * self.device.step_s(shape)
 
 
-def engine_costs(policy: str, overhead_s: float, *, copies: bool = True) -> Calibration:
-    """What an instance costs under a policy; without `copies` its KV cache is written in place, as by vLLM.
+def engine_costs(policy: str, overhead_s: float, *, copies: float = 1.0) -> Calibration:
+    """The step costs of an instance under a policy, whose KV cache takes `copies` times as long to copy; 0: written in
+    place.
 
     Without noise: the V100's law is derived, and no residuals of it were measured.
     """
@@ -65,7 +66,7 @@ def engine_costs(policy: str, overhead_s: float, *, copies: bool = True) -> Cali
     step = EagerStep(
         base.step,
         overhead_s,
-        copy_token_s=_copy_token_s() if copies else 0.0,
+        copy_token_s=copies * _copy_token_s(),
         compute=1 + _DEQUANTISING if policy == VSQ else 1.0,
     )
     return replace(base, step=step, residuals=_NO_NOISE)
@@ -90,7 +91,7 @@ Lengths = Sequence[tuple[int, int]]
 
 
 def batches_seconds(batches: Sequence[Lengths], step: StepSeconds) -> float:
-    """Seconds that one instance takes for these batches, one after another; they fit its memory."""
+    """Seconds of one instance for these batches, one after another; they fit its memory."""
     loop = EventLoop()
     pending = [_jobs(number, lengths) for number, lengths in enumerate(batches)]
 
@@ -138,13 +139,13 @@ class Toy:
 
     @property
     def ratio(self) -> float:
-        """How many times as long vs takes."""
+        """The time of vs relative to Magnus."""
         return self.vs_s / self.magnus_s
 
 
-@lru_cache(maxsize=2)
-def toy(*, copies: bool = True) -> Toy:
-    """The toy with the one constant fitted: the overhead of a step that makes vs take the paper's time.
+@lru_cache(maxsize=4)
+def toy(*, copies: float = 1.0) -> Toy:
+    """The toy example with the fitted constant: the step overhead with which vs takes the paper's time.
 
     Time is linear in the overhead, so two points give it. Source: Magnus section II; the arrangement is ours: each
     batch of vs holds one large request and six small ones.
@@ -171,7 +172,9 @@ def _toy_batch(large: int, small: int) -> Lengths:
 _SIZES = (1, 2, 4, 7, 14, 28, 56, 112, 224)
 _PROMPTS = (8, 32, 64, 128, 256, 512, 1024)
 _OUTPUTS = (4, 16, 32, 64, 128, 256, 512, 1024)
-"""Profiled before the run, as far as memory holds them (ours: the paper does not say what it starts from)."""
+"""Output lengths profiled before the run, as far as memory holds them (ours: the paper does not say what it starts
+from).
+"""
 
 
 @dataclass(slots=True)
@@ -185,7 +188,7 @@ class BatchTimes:
 
     @classmethod
     def of(cls, profile: Iterable[BatchRow]) -> BatchTimes:
-        """Starts from what the batches of a profile take."""
+        """An estimator that starts from a profile's batches."""
         return cls(BatchTimeModel(profile, period_s=TIMES_LEARN_EVERY_S))
 
     def predict(self, size: int, prompt_tokens: int, output_tokens: int) -> float:
@@ -202,12 +205,12 @@ class BatchTimes:
             self.model.refit(self.now_s)
 
     def rmse_s(self) -> float | None:
-        """Root mean square of its errors about batches whose length was known; None before the first."""
+        """Root mean square error for batches whose length was known; None before the first."""
         return sqrt(self._squares / self._batches) if self._batches else None
 
 
 def profile(step: StepSeconds) -> tuple[BatchRow, ...]:
-    """What batches of a grid take on an engine with these steps, those that memory holds. Half a second."""
+    """Times of a grid of batches, those that memory holds, on an engine with these steps. Half a second."""
     return tuple(
         (size, prompt, output, batches_seconds([[(prompt, output)] * size], step))
         for size, prompt, output in product(_SIZES, _PROMPTS, _OUTPUTS)

@@ -13,19 +13,19 @@ from headway.predict.lengths.facts import RequestFacts, middle_cut, num_pieces, 
 
 DIMENSIONS = 768
 HASHED_CHARS = 4096
-"""Of a longer text the first and the last half of so many characters are read, which bounds the cost."""
+"""Of a longer text only the first and the last half of this many characters are read, which bounds the cost."""
 _WORD_DIMENSIONS = DIMENSIONS // 2
 _LETTERS = 3
 _MIX = np.uint32(2654435761)  # 2^32 / golden ratio: neighbouring values land far apart
 
 
 def hash_encoded(texts: Sequence[str]) -> npt.NDArray[np.float32]:
-    """One row a text, (texts, 768), zeros for an empty one: what has LaBSE's place, as it needs no file.
+    """One row a text, (texts, 768), zeros for an empty one: a replacement of LaBSE that needs no file.
 
-    Words and pairs of words in one half of the vector, runs of three bytes in the other; each half of length 1. Each
-    feature adds 1 or -1, by one bit of its hash, to the place that the others choose; counts are damped by a square
-    root. The same text gives the same vector in every process. O(length), at most `HASHED_CHARS` characters.
-    Source: Weinberger et al. 2009, Feature hashing for large scale multitask learning (arXiv 0902.2206).
+    Words and pairs of words in one half of the vector, runs of three bytes in the other; each half has length 1. Each
+    feature adds 1 or -1, by one bit of its hash, at the place that the other bits choose; counts are damped by a square
+    root. The same text gives the same vector in every process. O(length), at most `HASHED_CHARS` characters. Source:
+    Weinberger et al. 2009, Feature hashing for large scale multitask learning (arXiv 0902.2206).
     """
     vectors = np.zeros((len(texts), DIMENSIONS), dtype=np.float32)
     for vector, text in zip(vectors, texts, strict=True):
@@ -42,7 +42,7 @@ def _word_hashes(text: str) -> npt.NDArray[np.uint32]:
 
 
 def _letter_hashes(text: str) -> npt.NDArray[np.uint32]:
-    """One for each run of three bytes of UTF-8."""
+    """One hash for each run of three bytes of UTF-8."""
     letters = np.frombuffer(text.encode("utf-8", "surrogatepass"), dtype=np.uint8).astype(np.uint32)
     if len(letters) < _LETTERS:
         return np.zeros(0, dtype=np.uint32)
@@ -64,7 +64,7 @@ def _placed(hashes: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
 USER_GROUPS = 16
 APP_GROUPS = 4
 _COUNTED_CHARS = 1 << 13
-"""Of a longer text the first and the last half of so many characters are counted, the rest in proportion."""
+"""Of a longer text only the first and the last half of this many characters are counted, the rest in proportion."""
 _REMEMBERED_INSTRUCTIONS = 256
 
 
@@ -86,9 +86,9 @@ def compressed(vectors: npt.NDArray[np.float32], groups: int) -> npt.NDArray[np.
 
 
 def user_input_tokens(facts: RequestFacts) -> float:
-    """UIL: the prompt's tokens in the proportion that the input's words, CJK characters and marks have of all.
+    """UIL: the prompt's tokens times the input's share of all words, CJK characters and marks.
 
-    All of them where there are no texts to divide by.
+    All of the prompt's tokens where there are no texts to divide by.
     """
     instruction, user_input = _count(facts.instruction), _count(facts.user_input)
     if not instruction + user_input:
@@ -114,7 +114,7 @@ class MagnusFeatures:
         self._instructions: dict[str, npt.NDArray[np.float32]] = {}
 
     def rows(self, requests: Sequence[RequestFacts], *, text: bool = True) -> npt.NDArray[np.float32]:
-        """One row a request, (requests, features); without `text` what inputs say is left out, as zeros."""
+        """One row a request, (requests, features); without `text` the dimensions of texts are zeros."""
         found = np.zeros((len(requests), self.num_features), dtype=np.float32)
         if requests and text:
             inputs = hash_encoded([facts.user_input for facts in requests])

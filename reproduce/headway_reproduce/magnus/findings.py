@@ -12,7 +12,6 @@ from headway_reproduce.magnus.cells import UNCHANGED, MagnusChange, MagnusPoint,
 from headway_reproduce.magnus.setting import (
     BASELINES,
     MAGNUS,
-    PAPER_RANGES,
     POLICIES,
     SIMULATED,
     STEPS,
@@ -20,7 +19,7 @@ from headway_reproduce.magnus.setting import (
     VS,
 )
 from headway_reproduce.magnus.simulation import MagnusResult, simulate_magnus
-from headway_reproduce.study import PointFindings, Range, chart, short, short_range, span
+from headway_reproduce.study import PointFindings, Range, chart, span
 
 KEYS = {
     "throughput_rps": "requests/s",
@@ -30,23 +29,23 @@ KEYS = {
     "total_tps": "tokens/s, invalid ones too",
     "oom": "batches out of memory",
 }
-"""Key of the JSON -> what it is called."""
+"""Field of a result -> its name in tables."""
 LOAD = "load, of vs's capacity"
-"""What charts and tables call it."""
+"""Its name in charts and tables."""
 _KEEPS_UP = 0.9
-"""Of what comes: a policy that gets less through is overloaded."""
+"""A policy that serves a smaller share of the arriving requests is overloaded."""
 
 
 @dataclass(frozen=True, slots=True)
 class MagnusGain:
-    """How a number of one policy is put beside another's: so many times more, or so much shorter."""
+    """How one policy's number is compared with another's: as a relative increase or a relative reduction."""
 
     key: str
     heading: str
     shorter: bool = False
 
     def of(self, mine: MagnusResult, theirs: MagnusResult) -> float | None:
-        """Mine over theirs less 1, or 1 less that: above 0 is better. None over nothing."""
+        """Mine over theirs less 1, or 1 less that ratio: above 0 is better. None if theirs is 0."""
         number, other = getattr(mine, self.key), getattr(theirs, self.key)
         if not other:
             return None
@@ -61,7 +60,7 @@ GAINS = {
     "valid_tps": MagnusGain("valid_tps", "more valid tokens/s"),
     "total_tps": MagnusGain("total_tps", "more tokens/s, invalid ones too"),
 }
-"""Key of the JSON -> what is compared. Source of the five: Fig. 8 and 9."""
+"""Key of PAPER_RANGES -> the compared number. Source of the five: Fig. 8 and 9."""
 MAIN_GAINS = (GAINS["throughput"], GAINS["mean_rt_cut"])
 _GAIN_HEADINGS = [gain.heading for gain in GAINS.values()]
 
@@ -74,7 +73,7 @@ class MagnusFindings(PointFindings[MagnusPoint, MagnusRun, MagnusResult]):
     scope: MagnusScope
 
     def phases(self) -> Iterator[Sequence[MagnusRun]]:
-        """Capacity first, which the rates of all others are shares of."""
+        """The phases: first capacity, which the rates of all others are shares of."""
         yield self.scope.capacity_runs()
         yield self.scope.loaded_runs(self.capacity_rps)
 
@@ -88,16 +87,12 @@ class MagnusFindings(PointFindings[MagnusPoint, MagnusRun, MagnusResult]):
         return self.scope.run(point, policy, seed, self.capacity_rps)
 
     def capacity_rps(self, change: MagnusChange = UNCHANGED) -> float:
-        """What vs gets through, all at once."""
+        """The throughput of vs with all requests at once."""
         return self.value(MagnusPoint(load=0.0, change=change), VS, "throughput_rps") or 0.0
 
     def value(self, point: MagnusPoint, policy: str, key: str) -> float | None:
-        """The mean over seeds of what a result has under a key."""
+        """The mean over seeds of a result's value."""
         return mean_of_all(getattr(result, key) for result in self.results(point, policy))
-
-    def values(self, point: MagnusPoint, policy: str, keys: Iterable[str]) -> dict[str, float | None]:
-        """As `value`, by key, as scripts read them."""
-        return {key: short(self.value(point, policy, key)) for key in keys}
 
     def gain(self, point: MagnusPoint, policy: str, over: str, gain: MagnusGain) -> float | None:
         """One policy's gain over another, mean over seeds: both served the same requests."""
@@ -105,7 +100,7 @@ class MagnusFindings(PointFindings[MagnusPoint, MagnusRun, MagnusResult]):
         return mean_of_all(gain.of(mine, theirs) for mine, theirs in pairs)
 
     def gains(self, point: MagnusPoint, policy: str, over: str) -> list[float | None]:
-        """Each of GAINS."""
+        """Each of GAINS for one policy over another."""
         return [self.gain(point, policy, over, gain) for gain in GAINS.values()]
 
 
@@ -113,7 +108,7 @@ class MagnusRates(MagnusFindings):
     """Every policy at every rate."""
 
     def overloaded(self) -> list[MagnusPoint]:
-        """Where none of the baselines can follow: only there can more get through than with any of them."""
+        """The points at which no baseline keeps up: only there can Magnus have more throughput than all of them."""
         return [
             point
             for point in self.scope.rates()
@@ -127,25 +122,6 @@ class MagnusRates(MagnusFindings):
     def span(self, points: Iterable[MagnusPoint], gain: MagnusGain) -> Range | None:
         """Magnus's least and largest gain over any of the baselines, at any of the points."""
         return span(self.gain(point, MAGNUS, base, gain) for point in points for base in BASELINES)
-
-    # ---- beside the paper --------------------------------------------------------------------------
-
-    def headline(self) -> StudyPart:
-        """Gains over all baselines, the paper's beside ours."""
-        rows: list[list[Value]] = []
-        for key, gain in GAINS.items():
-            ours = [self.span(some, gain) or (None, None) for some in (self.scope.rates(), self.overloaded())]
-            rows.append([gain.heading, *ours[0], *ours[1], *PAPER_RANGES[key]])
-        table = self.table(
-            "headline",
-            f"Gains of magnus over {', '.join(BASELINES)}: least and most",
-            ["what", "least", "most", "all overloaded: least", "most", "paper: least", "most"],
-            rows,
-            "0.66 is 66 % more, or that much shorter; less than 0 is worse. No system "
-            "serves more than arrives: at rates that are 'all overloaded' no other system keeps up. The paper "
-            "does not state its rates.",
-        )
-        return StudyPart(title="Beside the paper", tables=[table])
 
     def part(self) -> StudyPart:
         """Every policy's numbers at every rate."""
@@ -184,7 +160,7 @@ class MagnusRates(MagnusFindings):
     # ---- step by step ------------------------------------------------------------------------------
 
     def ablation_part(self) -> StudyPart:
-        """What each step adds to the one before."""
+        """The contribution of each step over the one before."""
         rows: list[list[Value]] = [
             [f"{point.load:g}", f"{before} to {after}", *self.gains(point, after, before)]
             for point in self.scope.rates()
@@ -209,7 +185,7 @@ class MagnusRates(MagnusFindings):
     # ---- vLLM as it is now -------------------------------------------------------------------------
 
     def today_part(self) -> StudyPart:
-        """Whether batching by predicted length still pays where requests come and go one by one."""
+        """Whether batching by predicted length still pays on an engine with continuous batching."""
         points = self.scope.rates()
         wins = sum((self.gain(point, MAGNUS, TODAY, GAINS["mean_rt_cut"]) or 0.0) > 0 for point in points)
         verdict = (
@@ -226,28 +202,3 @@ class MagnusRates(MagnusFindings):
             "writes in place. Not in the paper.",
         )
         return StudyPart(title="Against vLLM as it is now", text=[verdict], tables=[table])
-
-    # ---- what scripts read -------------------------------------------------------------------------
-
-    def data(self) -> dict[str, object]:
-        """Every policy's numbers at every rate, and ranges of gains."""
-        points = self.scope.rates()
-        rates = [
-            {
-                "rate_over_vs_capacity": point.load,
-                **{policy: self.values(point, policy, KEYS) for policy in POLICIES},
-            }
-            for point in points
-        ]
-        ranges = {key: short_range(self.span(points, gain)) for key, gain in GAINS.items()}
-        return {"rates": rates, "gain_range_over_all_baselines": ranges}
-
-    def today_data(self) -> dict[str, object]:
-        """Load -> vLLM's own numbers, and magnus's gains over it."""
-        return {
-            f"{point.load:g}": {
-                **self.values(point, TODAY, KEYS),
-                "gains": dict(zip(GAINS, map(short, self.gains(point, MAGNUS, TODAY)), strict=True)),
-            }
-            for point in self.scope.rates()
-        }

@@ -14,7 +14,7 @@ Rows: TypeAlias = npt.NDArray[np.float32]
 Tokens: TypeAlias = npt.NDArray[np.float64]
 
 TREES = 20
-"""A hundred, the usual number, err by no less here, and are fitted every three minutes of every run."""
+"""A hundred, the usual number, has no smaller error here, and would be fitted every three minutes of every run."""
 _FOREST = {
     "num_threads": 1,
     "verbose": -1,
@@ -41,14 +41,14 @@ class LengthForest:
     """Mean tokens of answers, by a random forest. Source: Magnus, generation length predictor (spec 2.3)."""
 
     def __init__(self, rows: Rows, tokens: Tokens) -> None:
-        """Fits: (rows, features) and (rows,), at least two rows. Seconds for 20,000 rows; one thread."""
+        """Fit to (rows, features) and (rows,), at least two rows. Seconds for 20,000 rows; one thread."""
         # Fitted to differences from the mean: trees of LightGBM's that find no split answer 0.
         self._mean = float(tokens.mean())
         library = lightgbm()
         self._booster: Any = library.train(_FOREST, library.Dataset(rows, tokens - self._mean), TREES)
 
     def ask(self, rows: Rows) -> Tokens:
-        """(rows,): tokens, at least 1. 25 to 60 us for one row."""
+        """Predicted tokens, (rows,), at least 1. 25 to 60 us for one row."""
         found: Tokens = np.maximum(self._booster.predict(rows, num_threads=1) + self._mean, 1.0)
         return found
 

@@ -1,4 +1,6 @@
-"""Magnus's threshold, the toy, what deciding costs, and what gains depend on: one thing changed at a time."""
+"""Magnus's threshold, the toy example, the cost of decisions, and the reasons for gains: one thing changed at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,6 @@ from headway_reproduce.magnus.setting import (
     STRETCH_LOAD,
     VS,
 )
-from headway_reproduce.study import short
 
 _SWEPT = {
     "throughput_rps": "requests/s",
@@ -41,7 +42,7 @@ _DECISIONS = {"join_us": "joining a batch", "choose_us": "choosing a batch"}
 
 
 class MagnusReasons(MagnusFindings):
-    """Magnus's own runs under other thresholds and changes, and the time of its decisions."""
+    """Magnus's own runs with other thresholds and changes, and the time of its decisions."""
 
     # ---- Phi ---------------------------------------------------------------------------------------
 
@@ -70,17 +71,10 @@ class MagnusReasons(MagnusFindings):
     def _mean_rt_s(self, point: MagnusPoint) -> float:
         return self.value(point, MAGNUS, "mean_rt_s") or 0.0
 
-    def phi_data(self) -> dict[str, object]:
-        """Load -> Phi -> numbers; and which is used."""
-        data: dict[str, dict[str, object]] = {}
-        for point in self.scope.phis():
-            data.setdefault(f"{point.load:g}", {})[str(point.phi)] = self.values(point, MAGNUS, _SWEPT)
-        return {"used": str(PHI), "seed": PHI_SEED, "by_load": data}
-
     # ---- one thing changed at a time ---------------------------------------------------------------
 
     def part(self) -> StudyPart | None:
-        """Magnus's gains with one thing changed; None where that is not run."""
+        """Magnus's gains with one thing changed; None where this is not run."""
         changed = self.scope.changed()
         if not changed:
             return None
@@ -109,7 +103,7 @@ class MagnusReasons(MagnusFindings):
         )
 
     def _said_of_batches(self) -> str:
-        """What holds a batch, with the numbers it is read from."""
+        """What limits a batch, with the numbers that show it."""
         outputs = [row.output_tokens for task in load_tasks(self.scope.source) for row in task.workload]
         point = self.scope.rates()[-1]
         members = self.value(point, MAGNUS, "mean_batch") or 0.0
@@ -122,7 +116,7 @@ class MagnusReasons(MagnusFindings):
     # ---- what deciding costs -----------------------------------------------------------------------
 
     def overhead_part(self, found: Accuracy) -> StudyPart:
-        """This machine's time for each decision, beside the simulated time it is made in."""
+        """This machine's time for each decision, beside the simulated time."""
         point = self.scope.rates()[-1]
         rows: list[list[Value]] = [["predicting a length", found.predict_us]]
         rows += [[heading, self.value(point, MAGNUS, key)] for key, heading in _DECISIONS.items()]
@@ -163,7 +157,8 @@ def toy_part() -> StudyPart:
         rows=[
             ["paper", PAPER_TOY_VS_S, PAPER_TOY_MAGNUS_S, PAPER_TOY_RATIO, None],
             _toy_row("as it stands", found),
-            _toy_row("a cache that is written in place", toy(copies=False)),
+            _toy_row("a cache that is written in place", toy(copies=0.0)),
+            _toy_row("a cache that is copied at half the rate", toy(copies=2.0)),
         ],
         note="Small: 10 tokens in and out; large: 1,000. Each batch of vs holds one large request; magnus serves "
         "a batch of 18 and one of 3.",
@@ -179,9 +174,3 @@ def toy_part() -> StudyPart:
 
 def _toy_row(name: str, found: Toy) -> list[Value]:
     return [name, found.vs_s, found.magnus_s, found.ratio, 1e3 * found.fitted_overhead_s]
-
-
-def toy_data() -> dict[str, float | None]:
-    """What scripts read."""
-    keys = ("vs_s", "magnus_s", "ratio", "fitted_overhead_s")
-    return {key: short(getattr(toy(), key)) for key in keys}

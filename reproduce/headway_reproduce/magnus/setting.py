@@ -17,31 +17,31 @@ HARDWARE, INSTANCES = "v100-32g", 8
 """Eight V100 32 GB, an instance each."""
 MODEL = "THUDM/chatglm-6b"
 SIMULATED = "simulated, 8 x V100 32 GB"
-"""What tables of simulated runs say of themselves."""
+"""The machine named in tables of simulated runs."""
 
 VS_BATCH, VSQ_BATCH = VS_BATCH_SIZE, VSQ_BATCH_SIZE
 """Batches of fixed size (Fig. 4; the second is recalled). The first is also CCB's number of parallel requests."""
 LONGEST_TOKENS = 1024 + 1024
-"""Lmax + Gmax: what one request may need."""
+"""Lmax + Gmax: the most tokens that one request may need."""
 CAPACITY_TOKENS = VS_BATCH * LONGEST_TOKENS
 """Theta / Delta: the KV tokens of an instance, so that exactly 7 of the longest fit."""
 VSQ_CAPACITY_TOKENS = VSQ_BATCH * LONGEST_TOKENS
 
 LEARN_EVERY_S, TIMES_LEARN_EVERY_S = 180.0, 120.0
-"""The predictor of lengths, and that of batch times."""
+"""Intervals at which the predictors of lengths and of batch times learn."""
 
 # ---- what is varied ------------------------------------------------------------------------------------
 
 LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0)
-"""Poisson arrivals, in shares of what vs gets through of the same requests, all at once (ours)."""
+"""Poisson arrivals, as shares of vs's throughput of the same requests, all at once (ours)."""
 REQUESTS_A_TASK = 1500
-"""Of each task in a run at most, in random order: as many of each, as in the paper."""
+"""Most requests of each task in a run, in random order: the same number of each, as in the paper."""
 SEEDS = 3
-"""Each draws other requests, in another order, at other times."""
+"""Seeds, each with other requests, in another order, at other times."""
 
 
 class Phi(NamedTuple):
-    """WMA's threshold: so many tokens, or that share of what a seat of the batch reads, if that is more."""
+    """WMA's threshold: a number of tokens, or a share of what a seat of the batch reads, whichever is larger."""
 
     limit: int
     share: float = 0.0
@@ -51,9 +51,9 @@ class Phi(NamedTuple):
 
 
 PHI = Phi(WMA_LIMIT, WMA_SHARE)
-"""The paper does not give it: the product's, chosen from those below."""
+"""The paper does not give it: the product's value, chosen from those below."""
 FIXED_PHI, RECALLED_PHI = Phi(10_000), Phi(50_000)
-"""The best of the fixed ones for these lengths, and the one that is recalled from the paper."""
+"""The best fixed one for these lengths, and the one recalled from the paper."""
 PHIS = (FIXED_PHI, RECALLED_PHI, PHI)
 MORE_PHIS = (
     Phi(2_000),
@@ -63,19 +63,19 @@ MORE_PHIS = (
     Phi(WMA_LIMIT, 0.75),
     Phi(1, WMA_SHARE),
 )
-"""Swept too, but for `--quick`."""
+"""Further thresholds of the sweep, left out by `--quick`."""
 PHI_SEED = 100
-"""The sweep's own seed, so that what is reported was not chosen on the requests it is reported for."""
+"""The sweep's own seed, so that no result is reported on the requests that the threshold was chosen with."""
 PHI_LOADS = (1.0, 2.0, 4.0)
 STRETCH, STRETCH_LOAD = 8, 1.0
-"""Texts so many times as long as they are, at most Lmax and Gmax: what a threshold is worth for other lengths."""
+"""Texts this many times as long, at most Lmax and Gmax: the value of a threshold for other lengths."""
 
 # ---- compared systems ----------------------------------------------------------------------------------
 
 VS, VSQ, CCB = "vs", "vsq", "ccb"
-"""Vanilla batches of 7; with weights of four bits; and seats that are refilled at every iteration."""
+"""Vanilla batches of 7; with four-bit weights; and seats that are refilled at every iteration."""
 GLP, ABP, MAGNUS = "glp", "abp", "magnus"
-"""Ablations: batches by predicted length, of 7 at most; without that cap; and all of it."""
+"""Ablations: batches by predicted length, of 7 at most; without that cap; and the complete system."""
 TODAY = "vllm"
 """vLLM as it is now: continuous batches over paged memory."""
 BASELINES = (VS, VSQ, CCB)
@@ -89,7 +89,7 @@ PREDICTING = (GLP, ABP, MAGNUS)
 
 @dataclass(frozen=True, slots=True)
 class ToyKind:
-    """Requests of one kind, whose prompts and answers have so many tokens."""
+    """Requests of one kind, with equal prompts and equal answers."""
 
     count: int
     tokens: int
@@ -110,4 +110,4 @@ PAPER_RANGES = {
 }
 """Gains over the baselines, least and most: 0.66 is two thirds more; a cut of 0.603 is that much shorter."""
 PAPER_CORRELATION = 0.8
-"""Pearson's, of user input and answer: above it for most pairs of a task and a model."""
+"""Pearson's correlation of user input and answer: above this value for most pairs of a task and a model."""

@@ -51,24 +51,24 @@ from headway_reproduce.magnus.static_batches import StaticSystem, simulate_batch
 
 BLOCK_TOKENS = 16
 TOKENS_A_STEP = 8192
-"""Of the continuous engines: vLLM's own default."""
+"""Token budget of the continuous engines: vLLM's own default."""
 TODAY_SEATS = 256
 CONTINUOUS = {CCB: "vllm-v0", TODAY: "vllm"}
 """System that batches iteration by iteration -> the simulator's policy. `vllm-v0` starts prompts first and whole, and
 decodes wait for them."""
 ROUTER = "least-work"
-"""In front of the continuous instances; the others share one queue."""
+"""The router in front of the continuous instances; the others share one queue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MagnusResult:
-    """What a run came to.
+    """The result of a run.
 
     Times are of finished requests, from arrival to the whole answer. `valid_tps` counts tokens of answers, `total_tps`
-    those too that finished members went on producing. `oom` batches of those sent ran out of memory, `oom_again` halves
-    of such among them. Errors are root mean squares, of lengths as they were predicted at arrival and of batch times;
-    None where nothing is predicted. `join_us` and `choose_us` are this machine's time for putting a request into a
-    batch and for choosing one.
+    also those that finished members went on producing. `oom` of the batches sent ran out of memory, among them
+    `oom_again` halves of such batches. Errors are root mean squares, of lengths as predicted at arrival and of batch
+    times; None where nothing is predicted. `join_us` and `choose_us` are this machine's time for putting a request into
+    a batch and for choosing one.
     """
 
     requests: int
@@ -175,7 +175,7 @@ def _estimate(
 
 @dataclass(slots=True)
 class _TimedJoining:
-    """Decides as another does, timed by this process's CPU clock."""
+    """Delegates to another part, timed by this process's CPU clock."""
 
     joining: Joining
     seconds: float = 0.0
@@ -190,7 +190,7 @@ class _TimedJoining:
 
 @dataclass(slots=True)
 class _TimedChoosing:
-    """Chooses as another does, timed by this process's CPU clock."""
+    """Delegates to another part, timed by this process's CPU clock."""
 
     choosing: Choosing
     seconds: float = 0.0
@@ -262,11 +262,10 @@ def _profile(change: MagnusChange) -> tuple[BatchRow, ...]:
 
 
 class MagnusForecasts:
-    """Predicts each request of a run when it comes, and learns from answers when they end.
+    """Predicts each request of a run on arrival, and learns from answers when they end.
 
-    The forest starts from the training rows. Answers that were predicted badly are learned from: every three minutes
-    of the run's clock a forest is fitted to the training rows and all of these, and used at once. Source: Magnus,
-    section III-B.
+    The forest starts from the training rows. It learns from badly predicted answers: every three minutes of the run's
+    clock a forest is fitted to the training rows and all of these, and used at once. Source: Magnus, section III-B.
     """
 
     def __init__(self, source: DataSource, seed: int, change: MagnusChange = UNCHANGED) -> None:
@@ -275,18 +274,18 @@ class MagnusForecasts:
         self._change = change
         self._rows = _seen(_served_features(source, seed), change.text)
         self._outputs = [drawn.row.output_tokens for drawn in drawn_rows(source, seed)]
-        self._tokens = self._whole(_first_forest(source, change.text).ask(self._rows))
+        self._tokens = self._whole(_first_forest(source, change.text, change.taught).ask(self._rows))
         self._worse: list[int] = []
         self._fitted = 0
         self._due_s = LEARN_EVERY_S
 
     def estimate(self, request: TraceRequest) -> LengthEstimate:
-        """How long the answer will probably be, asked when the request comes."""
+        """The predicted length of the answer, asked on arrival."""
         self._learn(request.arrival_s)
         return LengthEstimate.around(float(self._tokens[int(request.id)]))
 
     def ended(self, record: Record) -> None:
-        """An answer has ended; told in the order of time."""
+        """Learn that an answer has ended; called in the order of time."""
         self._learn(end_s(record))
         predicted = record.predicted_output_tokens
         if record.outcome is not Outcome.FINISHED or predicted is None:
@@ -302,7 +301,7 @@ class MagnusForecasts:
         if len(self._worse) == self._fitted:
             return
         self._fitted = len(self._worse)
-        rows, tokens = training(self._source)
+        rows, tokens = training(self._source, self._change.taught)
         outputs = np.array([self._outputs[number] for number in self._worse], dtype=np.float64)
         seen = _seen(rows, self._change.text)
         forest = LengthForest(
@@ -312,30 +311,30 @@ class MagnusForecasts:
         self.refits += 1
 
     def _whole(self, answers: Tokens) -> Tokens:
-        """Each answer, (rows,), as long as texts are here, rounded, 1 to Gmax."""
+        """Each answer's length, (rows,), after stretching, rounded, 1 to Gmax."""
         return np.clip(np.rint(self._change.stretch * answers), 1, LONGEST_OUTPUT)
 
 
 def features(rows: Sequence[TaskRow]) -> Rows:
-    """(rows, features): what the forest sees of each. The hash encoder has LaBSE's place: it needs no file."""
+    """(rows, features): the forest's input for each row. The hash encoder replaces LaBSE, as it needs no file."""
     return MagnusFeatures().rows([row.facts() for row in rows])
 
 
 @lru_cache(maxsize=2)
-def training(source: DataSource) -> tuple[Rows, Tokens]:
-    """The features and answers of the training rows of all tasks."""
-    rows = [row for task in load_tasks(source) for row in task.training]
+def training(source: DataSource, every: int = 1) -> tuple[Rows, Tokens]:
+    """The features and answers of every n-th training row of all tasks."""
+    rows = [row for task in load_tasks(source) for row in task.training[::every]]
     return features(rows), np.array([row.output_tokens for row in rows], dtype=np.float64)
 
 
 def _seen(rows: Rows, text: bool) -> Rows:
-    """(rows, features): without the columns of what inputs say, unless `text`."""
+    """(rows, features): without the text columns, unless `text`."""
     return rows if text else rows[:, USER_GROUPS:]
 
 
 @lru_cache(maxsize=4)
-def _first_forest(source: DataSource, text: bool) -> LengthForest:
-    rows, tokens = training(source)
+def _first_forest(source: DataSource, text: bool, every: int) -> LengthForest:
+    rows, tokens = training(source, every)
     return LengthForest(_seen(rows, text), tokens)
 
 

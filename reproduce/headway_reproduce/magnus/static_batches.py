@@ -20,10 +20,10 @@ from headway.traces import TraceRequest
 
 @dataclass(slots=True)
 class Waste:
-    """Tokens a static engine computed: asked for, padding before prompts, and after an answer's end.
+    """Tokens that a static engine computed: of answers, of padding before prompts, and after an answer's end.
 
-    `lost_tokens` are output of batches that ran out of memory, of which there were `out_of_memory`, and
-    `out_of_memory_again` halves of such among them.
+    `lost_tokens` are output of the `out_of_memory` batches that ran out of memory, of which `out_of_memory_again` were
+    halves of such batches.
     """
 
     valid_tokens: int = 0
@@ -124,10 +124,10 @@ class StaticInstance:
 
 
 TOO_LARGE = "alone in its batch it needs more KV memory than an instance has"
-"""Why a request failed that ran out of memory alone in its batch."""
+"""The reason for the failure of a request that ran out of memory alone in its batch."""
 
 Estimate = Callable[[TraceRequest], LengthEstimate | None]
-"""How long a request's answer will probably be, judged when it comes; None if unknown."""
+"""The predicted length of a request's answer, made on arrival; None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class StaticSystem:
 
 @dataclass(slots=True)
 class StaticResult:
-    """What a run did: when its clock stopped, tokens computed and wasted, and batches by their ends."""
+    """The result of a run: when its clock stopped, tokens computed and wasted, and batches by their ends."""
 
     end_s: float = 0.0
     waste: Waste = field(default_factory=Waste)
@@ -169,12 +169,12 @@ def simulate_batches(
     estimate: Estimate = lambda request: None,
     seed: int = 0,
 ) -> StaticResult:
-    """Serve `requests` (in order of arrival) to their end, handing on each record as its request ends.
+    """Serve `requests` (in order of arrival) to their end, and pass on each record as its request ends.
 
-    `max_output_tokens` is the limit where a request declares none. `estimate` is asked once a request, when it
-    comes; `on_record` is called in the order of the simulated time, so that a predictor can learn between the
-    two. The same arguments give the same records. Raises TraceError for a request longer than its limit,
-    SimulationError if some are never served.
+    `max_output_tokens` is the limit where a request declares none. `estimate` is asked once a request, on arrival;
+    `on_record` is called in the order of the simulated time, so that a predictor can learn between the two. The same
+    arguments give the same records. Raises TraceError for a request longer than its limit, SimulationError if some are
+    never served.
     """
     loop = EventLoop()
     cluster = StaticCluster(
@@ -188,7 +188,7 @@ def simulate_batches(
 
 @dataclass(slots=True)
 class _Seat:
-    """One instance and what it is serving."""
+    """One instance and its current batch."""
 
     instance: StaticInstance
     batch: Batch | None = None
@@ -196,9 +196,9 @@ class _Seat:
 
 
 class StaticCluster:
-    """Adds each request to the queue when it comes, and gives every idle instance the batch the queue names.
+    """Adds each request to the queue on arrival, and gives every idle instance the batch that the queue chooses.
 
-    Requests are read one ahead. True lengths go to the instances alone.
+    Requests are read one ahead. Only the instances know true lengths.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class StaticCluster:
         self._result = StaticResult()
 
     def add(self, name: str, clock: Clock, kv_capacity_tokens: int) -> None:
-        """Put an instance behind the queue."""
+        """Add an instance that serves from the queue."""
         instance = StaticInstance(
             clock,
             self._loop,
@@ -237,7 +237,7 @@ class StaticCluster:
 
     @property
     def live(self) -> int:
-        """Requests that have come and not ended."""
+        """The number of requests that have come and not ended."""
         return len(self._output_tokens)
 
     def run(self, requests: Iterable[TraceRequest]) -> StaticResult:
@@ -269,7 +269,7 @@ class StaticCluster:
         self._plan_dispatch()
 
     def _plan_dispatch(self) -> None:
-        """Dispatch once all that happens at this instant is known."""
+        """Schedule a dispatch for the end of this instant, after all its other events."""
         if not self._dispatch_planned:
             self._dispatch_planned = True
             self._loop.at(self._loop.now_s, Phase.SCHEDULE, self._dispatch)

@@ -1,4 +1,4 @@
-"""Magnus's experiments from beginning to end: what is run, in which order, and what is made of it."""
+"""Magnus's experiments from beginning to end: the runs, their order, and the report."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from headway_reproduce.magnus.data import find_data, load_tasks, requests_a_task
 from headway_reproduce.magnus.engine import toy
 from headway_reproduce.magnus.findings import MagnusFindings
 from headway_reproduce.magnus.forest import lightgbm
-from headway_reproduce.magnus.real import MEASUREMENT, REAL_SHOWN
-from headway_reproduce.magnus.reasons import MagnusReasons, toy_data, toy_part
+from headway_reproduce.magnus.reasons import MagnusReasons, toy_part
 from headway_reproduce.magnus.setting import (
     CAPACITY_TOKENS,
     HARDWARE,
@@ -26,7 +25,6 @@ from headway_reproduce.magnus.setting import (
     VSQ_BATCH,
 )
 from headway_reproduce.magnus.simulation import MagnusResult
-from headway_reproduce.real_study import real_part
 from headway_reproduce.study import RepeatedPaper, read_kept
 
 FILE = "magnus-runs.jsonl"
@@ -44,11 +42,11 @@ class Magnus(RepeatedPaper[MagnusFindings]):
         return MagnusFindings(read_kept(request.root, MagnusResult, FILE), scope)
 
     def more_seconds(self, request: PaperRequest) -> float:
-        """Those of the predictor's errors and the real engine."""
-        return accuracy_seconds(request) + MEASUREMENT.more_seconds(request)
+        """Seconds of measuring the predictor's errors."""
+        return accuracy_seconds(request)
 
     def size(self, request: PaperRequest) -> Size:
-        """As `Paper.size`; ConfigError too without LightGBM, before anything runs."""
+        """As `Paper.size`; also raises ConfigError without LightGBM, before anything runs."""
         size = super().size(request)
         if size.kept < size.runs:
             lightgbm()
@@ -60,7 +58,6 @@ class Magnus(RepeatedPaper[MagnusFindings]):
         rates, reasons = MagnusClaims(findings.kept, scope), MagnusReasons(findings.kept, scope)
         found = accuracy(request, scope.source, tell)
         claims = rates.claims(found)
-        real = MEASUREMENT.found(request, tell)
         return self.told(
             scope,
             MagnusScope(source=scope.source),
@@ -70,7 +67,6 @@ class Magnus(RepeatedPaper[MagnusFindings]):
             claims=claims,
             parts=[
                 claims_part(claims, f"{SIMULATED}, and measured"),
-                rates.headline(),
                 rates.part(),
                 rates.ablation_part(),
                 reasons.phi_part(),
@@ -79,20 +75,12 @@ class Magnus(RepeatedPaper[MagnusFindings]):
                 rates.today_part(),
                 prediction_part(found),
                 reasons.overhead_part(found),
-                real_part(real, REAL_SHOWN),
             ],
-            data={
-                "data": scope.source.name,
-                **rates.data(),
-                "phi_sweep": reasons.phi_data(),
-                "vs_vllm_today": rates.today_data(),
-                "toy": toy_data(),
-            },
         )
 
 
 def _facts(findings: MagnusFindings) -> list[tuple[str, str]]:
-    """What was run on what."""
+    """The settings of the runs."""
     scope = findings.scope
     tasks = load_tasks(scope.source)
     training = sum(len(task.training) for task in tasks)

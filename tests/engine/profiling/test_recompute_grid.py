@@ -117,12 +117,22 @@ def test_models_and_copies_are_kept_beside_the_steps(cache: Path) -> None:
     assert len({engine.directory for engine in engines.started}) == 2
 
 
-def test_steps_of_one_kind_tell_first_how_noisy_the_machine_is(cache: Path) -> None:
-    # The fake engine takes the same time for the same step.
+def test_steps_and_copies_of_one_kind_tell_first_how_noisy_the_machine_is(cache: Path) -> None:
+    # The fake engine takes the same time for the same step; its copies are real.
     engines, found = Engines(), GridMeasurements()
     measure_grid(PLAN, found, lambda share, what: None, engines.start, cache)
-    assert found.noise == pytest.approx([0.0, 0.0])
-    assert found.rows(PLAN).noise == pytest.approx(0.0)
+    assert len(found.noise) == 2 * 2
+    assert found.noise[::2] == pytest.approx([0.0, 0.0])
+    assert min(found.noise[1::2]) > 0
+    assert found.rows(PLAN).noise == max(found.noise)
+
+
+def test_where_copies_of_one_size_differ_too_much_they_are_not_kept(cache: Path) -> None:
+    engines, found = Engines(), GridMeasurements()
+    strict = replace(PLAN, most_noise=1e-9)
+    with pytest.raises(ConfigError, match="this machine is busy: copies of one size differ by"):
+        measure_grid(strict, found, lambda share, what: None, engines.start, cache)
+    assert found.copies == []
 
 
 def test_on_a_machine_too_noisy_for_the_plan_nothing_more_is_measured(cache: Path) -> None:

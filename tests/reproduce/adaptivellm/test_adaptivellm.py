@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 from headway_reproduce.ablations import row_of
@@ -9,6 +9,7 @@ from headway_reproduce.adaptivellm.setting import (
     BASELINE,
     BY_ALL,
     BY_PROMPT,
+    CHANGES,
     DATA_SETS,
     GROUPS,
     HARDWARE,
@@ -17,12 +18,16 @@ from headway_reproduce.adaptivellm.setting import (
     PAPER_TABLE_3,
     PLUS,
     QUICK,
+    ROOMY_HOST,
+    SLOW_LINK,
     TODAY,
-    VARIATIONS,
+    WHOLE_LINK,
     AdaptivePoint,
     ModelAndData,
+    base_of,
     parts_of,
 )
+from headway_reproduce.adaptivellm.worth import WorthPoint
 
 from headway.lab.policy_choice import OWN_PARTS, Parts
 from headway.policies.presets import PRESETS
@@ -109,27 +114,56 @@ def test_both_readings_differ_in_the_sequence_length_alone() -> None:
     assert (prompt.batching, prompt.eviction) == (whole.batching, whole.eviction)
 
 
-def test_loaded_requests_arrive_at_their_rate() -> None:
-    requests = load_trace(AdaptivePoint(group=CHAT, rate_rps=20.0).trace())
-    assert requests[-1].arrival_s == pytest.approx(1000 / 20.0, rel=0.1)
+def test_the_control_has_outputs_of_exactly_the_limit() -> None:
+    requests = load_trace(AdaptivePoint(group=CHAT, limit=128, lengths=EXACT).trace())
+    assert {request.output_tokens for request in requests} == {128}
+
+
+def test_the_policies_exist() -> None:
+    assert all(row_of(run.policy) for run in ALL.runs())
 
 
 def test_quick_is_a_part_of_all_with_the_same_workloads() -> None:
-    quick, full = set(QUICK.first_runs()), set(ALL.first_runs())
+    quick, full = set(QUICK.runs()), set(ALL.runs())
     assert quick < full
     assert {run.seed for run in quick} == set(range(12))
     assert QUICK.num_runs() == len(quick)
-    assert ALL.num_runs() == len(full) + 12 * len(MAIN)
+    assert ALL.num_runs() == len(full)
+
+
+def test_table_3_is_whole_in_both() -> None:
+    for scope, seeds in ((QUICK, 1), (ALL, 3)):
+        wanted = {
+            AdaptivePoint(group=group).run(policy, seed)
+            for group in GROUPS
+            for policy in MAIN
+            for seed in range(seeds)
+        }
+        assert wanted <= set(scope.runs())
+
+
+def test_the_longest_runs_come_first() -> None:
+    first, *_ = ALL.runs()
+    assert (first.max_output_tokens, "constant:tokens=256" in first.trace) == (256, True)
 
 
 def test_a_variation_changes_one_thing_and_the_baseline_keeps_the_engines_rules() -> None:
     plain = AdaptivePoint(group=CHAT)
-    for what in VARIATIONS:
-        changed, base = what.of(CHAT), what.base_of(CHAT)
-        differing = [
-            each.name for each in fields(plain) if getattr(plain, each.name) != getattr(changed, each.name)
-        ]
-        assert len(differing) == (what.policy != "vllm-s-fallback")
-        rules = (changed.padding, changed.free_block_each)
-        assert base == replace(plain, padding=rules[0], free_block_each=rules[1])
+    for what in (*CHANGES, ROOMY_HOST, SLOW_LINK):
+        changed = what.of(plain)
+        assert sum(getattr(plain, each.name) != getattr(changed, each.name) for each in fields(plain)) == 1
+        assert (base_of(changed) == plain) is (what in (ROOMY_HOST, WHOLE_LINK, SLOW_LINK))
     assert parts_of(BASELINE, padding=False, free_block_each=False).eviction == PRESETS["vllm-v0"].eviction
+
+
+def test_what_swapping_is_worth_is_asked_of_short_memory_over_links() -> None:
+    slow, fast = (WorthPoint("h100", 1024, 8, link) for link in (0.25, 8.0))
+    assert slow.run("adaptivellm-plus").copy_bytes_per_s == slow.link_bytes_per_s < fast.link_bytes_per_s
+    for policy in ("vllm", "adaptivellm-plus-recompute"):
+        assert slow.run(policy) == fast.run(policy)  # it never copies
+    limits = slow.run("adaptivellm-plus").limits
+    assert (limits.num_blocks, limits.host_blocks) == (8 * 1024 // 16, 4 * 8 * 1024 // 16)
+    requests = load_trace(slow.run("vllm").trace)
+    assert len(requests) == 6 * 8
+    tokens = sum(request.input_tokens + request.output_tokens for request in requests)
+    assert tokens / len(requests) == pytest.approx(1024, rel=0.1)

@@ -153,7 +153,7 @@ def test_its_digest_tells_apart_all_that_decides_it() -> None:
         replace(RUN, seed=1),
         replace(RUN, slo_scale=0.5),
         replace(RUN, errors=True),
-        replace(RUN, change=AscendraChange(more_host_s=0.02)),
+        replace(RUN, change=AscendraChange(law="sharegpt")),
         replace(RUN, change=AscendraChange(kv_share=0.5)),
     ]
     assert len({run.digest() for run in changed}) == len(changed)
@@ -284,3 +284,21 @@ def test_the_smallest_factor_is_on_the_line_between_two_points() -> None:
 
 
 # ---- how much is run -----------------------------------------------------------------------------------
+
+
+def test_the_quick_part_is_a_part_of_the_whole() -> None:
+    def runs(scope: AscendraScope) -> set[AscendraRun]:
+        found = scope.further_runs(lambda case, change: 7.0, 7.93)
+        return {*scope.reference_runs(), *scope.sweep_runs(lambda case, change: 7.0), *found}
+
+    quick, full = runs(QUICK), runs(ALL)
+    assert len(quick) == QUICK.num_runs()
+    assert len(full) == ALL.num_runs()
+    assert quick < full
+
+
+def test_every_load_is_a_rate_of_its_own_case() -> None:
+    rates = {MAIN: 7.0, AscendraCase(QWEN, SHAREGPT): 1.5}
+    found = QUICK.sweep_runs(lambda case, change: rates[case])
+    assert {run.rate_rps for run in found if run.case == MAIN} == {3.5, 4.9, 6.3, 7.7, 9.1, 10.5, 11.9}
+    assert max(run.rate_rps for run in found if run.case != MAIN) == 2.55

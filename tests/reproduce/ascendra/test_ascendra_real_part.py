@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from headway_reproduce.ascendra import real_run
 from headway_reproduce.ascendra.real_run import (
     COMPARED,
     LOADS,
+    REAL_FILE,
     AscendraReal,
     Calibrated,
     RealCell,
     StreamRun,
     real_part,
+    real_runs,
+    real_seconds,
 )
 
 from headway.core.record import Outcome, Record
@@ -75,3 +79,44 @@ def test_the_part_shows_every_system_at_every_load(found: AscendraReal) -> None:
     assert first["cores of the instances"] == "lp-0 0.10 lp-1 0.20 hp-0 0.30"
     assert any("0.500 s" in line for line in part.text)
     assert any("1.50" in line for line in part.text)
+
+
+def test_quick_leaves_it_out(tmp_path: Path) -> None:
+    request = PaperRequest(root=tmp_path, jobs=1, quick=True)
+    assert real_seconds(request) == 0.0
+    assert real_runs(request, lambda line: None) is None
+    assert "--quick" in real_part(None).text[0]
+    assert not real_part(None).tables
+
+
+def test_what_is_kept_is_not_run_again(tmp_path: Path, found: AscendraReal) -> None:
+    (tmp_path / REAL_FILE).write_bytes(msgspec.json.encode(found))
+    request = PaperRequest(root=tmp_path, jobs=1)
+    assert real_seconds(request) == 0.0
+    assert real_runs(request, lambda line: None) == found
+
+
+@pytest.mark.parametrize("other", [{"headway": "0.0.1"}, {"vllm": "0.11.0"}])
+def test_what_another_release_measured_is_measured_again(
+    tmp_path: Path, found: AscendraReal, other: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(real_run, "find_spec", lambda name: name)
+    (tmp_path / REAL_FILE).write_bytes(msgspec.json.encode(msgspec.structs.replace(found, **other)))
+    assert real_seconds(PaperRequest(root=tmp_path, jobs=1)) > 0
+
+
+def test_where_there_is_no_vllm_headways_release_decides(
+    tmp_path: Path, found: AscendraReal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(real_run, "find_spec", lambda name: None)
+    kept = msgspec.structs.replace(found, vllm="0.11.0")
+    (tmp_path / REAL_FILE).write_bytes(msgspec.json.encode(kept))
+    request = PaperRequest(root=tmp_path, jobs=1)
+    assert real_runs(request, lambda line: None) == kept
+    assert real_seconds(replace(request, root=tmp_path / "empty")) == 0.0
+
+
+def test_what_is_kept_must_be_such_runs(tmp_path: Path) -> None:
+    (tmp_path / REAL_FILE).write_text('{"hardware": 3}')
+    with pytest.raises(RecordError, match=REAL_FILE):
+        real_runs(PaperRequest(root=tmp_path, jobs=1), lambda line: None)

@@ -42,7 +42,6 @@ from headway_reproduce.fastserve.setting import (
     with_quantum,
     zipf,
 )
-from headway_reproduce.fastserve.study import REAL_LENGTHS, REAL_PLAN, real_requests
 
 from headway.traces import NAMED_LAWS, load_trace
 
@@ -193,18 +192,6 @@ def test_a_batch_of_one_is_served_at_a_sixteenth_of_the_rate() -> None:
     assert (alone.batch, alone.rate_rps) == (1, 12.5 / 16)
 
 
-# ---- on the real engine --------------------------------------------------------------------------------
-
-
-def test_real_jobs_are_the_first_of_the_grids_own_all_at_once() -> None:
-    requests = real_requests(20)
-    assert len(requests) == 20
-    assert {(request.arrival_s, request.max_output_tokens) for request in requests} == {
-        (0.0, REAL_LENGTHS.limit)
-    }
-
-
-def test_memory_is_short_on_the_real_engine() -> None:
-    sizes = REAL_PLAN.sizes
-    assert sizes.batch_width is not None
-    assert sizes.blocks * sizes.block_tokens < sizes.batch_width * (REAL_LENGTHS.limit + REAL_LENGTHS.limit)
+def test_today_serves_the_same_jobs_on_the_same_engine() -> None:
+    today, orca = point().run(TODAY, 3), point().run(ORCA, 3)
+    assert replace(today, policy=ORCA, parts=orca.parts) == orca

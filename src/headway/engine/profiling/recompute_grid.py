@@ -176,21 +176,19 @@ def _part(tell: Tell, index: int, parts: int) -> Tell:
 
 
 def _measure_model(engine: Engine, plan: GridPlan, into: GridMeasurements, tell: Tell) -> None:
-    """Measure the last model of `into`: the noise, then copies, then every kind of step once a repetition, in
-    random order.
+    """Of the last model of `into`: how much steps of one kind differ, copies of blocks and how much they do, then every
+    kind of step once a repetition, in random order.
     """
     name = into.models[-1].name
     rng = random.Random(f"{plan.seed} {name}")
     for _ in play(engine, warm_up(engine.sizes), rng):
         pass
     same = _prefills([(plan.tokens[len(plan.tokens) // 2], 1)] * _NOISE_STEPS)
-    into.noise.append(noise_of([taken.seconds for taken in play(engine, same, rng)]))
-    if into.noise[-1] > plan.most_noise:
-        raise ConfigError(
-            f"this machine is busy: steps of one kind differ by {into.noise[-1]:.0%} in the mean; accepted: up to "
-            f"{plan.most_noise:.0%}"
-        )
-    into.copies += _copies(engine, name)
+    noise = noise_of([taken.seconds for taken in play(engine, same, rng)])
+    _note_noise(into, noise, "steps of one kind", plan.most_noise)
+    copies, noise = _copies(engine, name)
+    _note_noise(into, noise, "copies of one size", plan.most_noise)
+    into.copies += copies
     kinds = plan.configurations()
     for repetition in range(plan.repetitions):
         tell(repetition / plan.repetitions, f"{name}: {len(into.steps)} steps of {plan.num_rows}")
@@ -200,16 +198,27 @@ def _measure_model(engine: Engine, plan: GridPlan, into: GridMeasurements, tell:
             into.steps.append(PrefillStep(model=name, tokens=tokens, batch=batch, seconds=taken.seconds))
 
 
-def _copies(engine: Engine, name: str) -> list[BlockCopy]:
-    """Copies of every size both ways, as medians over rounds: a disturbance seldom lasts for three rounds."""
+def _note_noise(into: GridMeasurements, noise: float, what: str, most: float) -> None:
+    into.noise.append(noise)
+    if noise > most:
+        raise ConfigError(
+            f"this machine is busy: {what} differ by {noise:.0%} in the mean; accepted: up to {most:.0%}"
+        )
+
+
+def _copies(engine: Engine, name: str) -> tuple[list[BlockCopy], float]:
+    """Copies of every size both ways, medians over rounds: what disturbs one seldom lasts for three. And their noise:
+    the middle of all sizes.
+    """
     seconds: dict[tuple[Literal["to_host", "to_device"], int], list[float]] = {}
     for _ in range(_COPY_ROUNDS):
         for copy in measure_copies(engine.on_workers, engine.sizes.num_blocks):
             seconds.setdefault((copy.direction.value, copy.num_bytes), []).append(copy.seconds)
-    return [
-        BlockCopy(model=name, direction=direction, num_bytes=num_bytes, seconds=median(found))
-        for (direction, num_bytes), found in seconds.items()
+    found = [
+        BlockCopy(model=name, direction=direction, num_bytes=num_bytes, seconds=median(times))
+        for (direction, num_bytes), times in seconds.items()
     ]
+    return found, median(map(noise_of, seconds.values()))
 
 
 def _prefills(kinds: Sequence[tuple[int, int]]) -> Scene:
