@@ -6,24 +6,31 @@ from collections.abc import Iterable
 
 from headway.core.job import Job
 from headway.core.kept_programs import began_s
+from headway.policies.order.predicted_remaining import DEFAULT_TAIL, give_way_s
 from headway.policies.order.remaining_work import RemainingWork
 
 _TIMES = 2.0
 """As long as it would take if prompts came first: of three times stock's p99, with what steps under way add."""
 
 
+def most_times(tail: float) -> float:
+    """For how many times as long as prompts alone would take a first token may wait: 800 at `tail` 0, 2 from 0.5 on."""
+    return _TIMES * max(1.0, give_way_s(tail) / give_way_s(DEFAULT_TAIL)) ** 2
+
+
 class FirstTokens:
     """Due times of first tokens, by what they would wait if the engine computed prompts alone, one after another.
 
-    A job is due when it has waited twice as long as that. So a first token does not wait for shorter jobs that keep
+    A job is due when it has waited `times` as long as that. So a first token does not wait for shorter jobs that keep
     coming, and where prompts themselves are the queue, short ones still come first. There is none while
     step times are not known, for a job with a target, which says itself what is due, and for a later turn of an agent
     program, whose end is what counts. O(1) a job.
     Source: the virtual clock of fair queueing (Zhang, SIGCOMM 1990), of one flow.
     """
 
-    def __init__(self, work: RemainingWork) -> None:
+    def __init__(self, work: RemainingWork, times: float) -> None:
         self._work = work
+        self._times = times
         self._free_s = 0.0
         self._due_s: dict[Job, float] = {}
 
@@ -34,7 +41,7 @@ class FirstTokens:
         prompt_s = self._work.prompt_s(job)
         self._free_s = max(self._free_s, job.arrival_s) + prompt_s
         if prompt_s and not job.slo and began_s(job) == job.arrival_s:
-            self._due_s[job] = job.arrival_s + _TIMES * (self._free_s - job.arrival_s)
+            self._due_s[job] = job.arrival_s + self._times * (self._free_s - job.arrival_s)
 
     def end(self, job: Job) -> None:
         """Forget a job."""
