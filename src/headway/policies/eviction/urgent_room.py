@@ -12,7 +12,6 @@ from headway.policies.batching.admission import startable
 from headway.policies.eviction.making_room import ChooseFate, HostRoom, Room, freed_room, needed_room
 from headway.policies.protocols import KnowsLate, Order, knows_late
 
-DEFAULT_MAX_RECOMPUTED = 1.0
 _SPARE_S = 3.0
 """A resident in time can spare its place if it may go on so much later than the newcomer has to start."""
 
@@ -24,13 +23,12 @@ def make_urgent_room(
     choose: ChooseFate,
     *,
     spared: Collection[Job],
-    max_recomputed: float,
 ) -> StepPlan:
     """The plan with victims for the first newcomer, if it has no room and is overdue or can be in time; else the same.
 
     A newcomer in time displaces jobs that are late or have no target, then jobs in time that have only a deadline,
     and one that is far enough. Jobs that can wait (`KnowsLate.that_can_wait`) leave for any newcomer but one of their
-    own kind. No job leaves that has had more tokens computed again than `max_recomputed` times those that it has, so
+    own kind. No job leaves that has had more tokens computed again than it has, so
     harm is bounded. A newcomer with only a deadline takes no blocks of jobs with a target, which would have to be
     computed again, and so from job to job: only a worker slot. An overdue job displaces any that is not.
     Where priority comes first, no resident of a better one leaves. The lowest ranked leave first, as many as the
@@ -52,7 +50,7 @@ def make_urgent_room(
     if _free(view).plus(coming).covers(needed_room(view, newcomer).plus(kept)):
         return plan
     staying = {*spared, *view.restoring}
-    leavable = _leavable(view, order, newcomer, staying, max_recomputed) if view.ready(newcomer) else ()
+    leavable = _leavable(view, order, newcomer, staying) if view.ready(newcomer) else ()
     if getattr(order, "by_priority", False):
         leavable = [job for job in leavable if job.priority >= newcomer.priority]
     if not leavable:
@@ -71,9 +69,7 @@ def _free(view: StepView) -> Room:
     return Room(view.free_blocks, view.max_resident - len(view.residents))
 
 
-def _leavable(
-    view: StepView, order: KnowsLate, newcomer: Job, staying: Collection[Job], max_recomputed: float
-) -> Sequence[Job]:
+def _leavable(view: StepView, order: KnowsLate, newcomer: Job, staying: Collection[Job]) -> Sequence[Job]:
     """Residents other than those `staying` that may leave for this newcomer. O(residents)."""
     overdue = order.overdue(view.now_s)
     if newcomer in overdue:
@@ -84,12 +80,7 @@ def _leavable(
     else:
         patient = order.that_can_wait(view.residents, view.now_s)
         staying |= {job for job in view.residents if job not in patient}
-    return [
-        job
-        for job in view.residents
-        if job not in staying
-        and (not job.recomputed_tokens or job.recomputed_tokens <= max_recomputed * job.num_tokens)
-    ]
+    return [job for job in view.residents if job not in staying and job.recomputed_tokens <= job.num_tokens]
 
 
 def _unsparing(view: StepView, order: KnowsLate, newcomer: Job) -> Iterable[Job]:
