@@ -118,7 +118,6 @@ def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
         ("batching", "decode-first:token_budget=0", "token_budget is 0; accepted: 1 or more"),
         ("batching", "decode-first:head_room=-1", "head_room is -1; accepted: 0 or more blocks"),
         ("eviction", "cheapest:min_residency=-1", "min_residency is -1; accepted: 0 to 1,000,000"),
-        ("eviction", "cheapest:max_recomputed=-1", "max_recomputed is -1.0; accepted: 0 or more times"),
         ("eviction", f"cheapest:min_residency={HUGE}", f"min_residency is {HUGE}; accepted: 0 to 1,000,000"),
         ("order", "deadline-aware:most=0.5", "most is 0.5; accepted: 1 or more, as a factor"),
         ("order", "deadline-aware:most=inf", "most is inf; accepted: 1 or more, as a factor"),

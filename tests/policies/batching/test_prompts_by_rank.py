@@ -75,9 +75,9 @@ def test_a_newcomer_that_does_not_start_beside_the_first_holds_nobody_up(short_o
 # ---- without targets: what is due first ------------------------------------------------------------------
 
 
-def in_order(*jobs: Job, now_s: float, budget: int, **settings: Any) -> StepPlan:
+def in_order(*jobs: Job, now_s: float, budget: int = 11) -> StepPlan:
     """A step of newcomers in rank order of `on-time`, and of prompts that have begun, at a second a token."""
-    order = OnTime(PerToken(), **settings)
+    order = OnTime(PerToken(), patience_s=1e9)
     for job in jobs:
         order.add(job)
     residents = [job for job in jobs if job.state is JobState.RESIDENT]
@@ -91,40 +91,28 @@ def in_order(*jobs: Job, now_s: float, budget: int, **settings: Any) -> StepPlan
     return in_turn(seen, StepPlan(run=residents, admit=newcomers, token_budget=budget), order)
 
 
+LONG = make_job("long", prompt=10)
+"""Takes 10 s alone: due at 20 s. The others rank before it."""
+
+
 def test_a_first_token_comes_first_once_it_has_waited_twice_as_long_as_prompts_alone_would_take() -> None:
-    # The long one takes 40 s alone: due at 80 s. The short one, of two tokens at 70 s, is due at 74 s.
-    long, short = make_job("long", prompt=40), make_job("short", prompt=2, arrival_s=70.0)
-    assert ids(in_order(long, short, now_s=79.0, budget=20, patience_s=1e9, tail=0.0).admit) == [
-        "short",
-        "long",
-    ]
-    assert ids(in_order(long, short, now_s=81.0, budget=20, patience_s=1e9, tail=0.0).admit) == [
-        "short",
-        "long",
-    ]
-    late = make_job("late", prompt=1, arrival_s=80.0)
-    assert ids(in_order(long, late, now_s=81.0, budget=20, patience_s=1e9, tail=0.0).admit) == [
-        "long",
-        "late",
-    ]
+    # The short one, of two tokens at 15 s, is due at 19 s; the late one at 21.5 s.
+    short, late = make_job("short", prompt=2, arrival_s=15.0), make_job("late", prompt=1, arrival_s=19.5)
+    assert ids(in_order(LONG, short, now_s=19.5).admit) == ["short", "long"]
+    assert ids(in_order(LONG, short, now_s=20.5).admit) == ["short", "long"]
+    assert ids(in_order(LONG, late, now_s=19.9).admit) == ["late", "long"]
+    assert ids(in_order(LONG, late, now_s=20.5).admit) == ["long", "late"]
 
 
 def test_what_is_due_takes_tokens_from_prompts_that_have_begun() -> None:
-    begun_s = prefilling("begun", prompt=30, computed=10, arrival_s=25.0)
-    long = make_job("long", prompt=40)
-    # Of 50 tokens the newcomer has 40.
-    assert in_order(long, begun_s, now_s=81.0, budget=50, patience_s=1e9, tail=0.0).chunk_cap == {begun_s: 10}
-    assert in_order(long, begun_s, now_s=79.0, budget=50, patience_s=1e9, tail=0.0).chunk_cap == {}
+    begun_s = prefilling("begun", prompt=4, computed=2, arrival_s=19.0)
+    # Of 11 tokens the newcomer has 10.
+    assert in_order(LONG, begun_s, now_s=20.5).chunk_cap == {begun_s: 1}
+    assert in_order(LONG, begun_s, now_s=19.5).chunk_cap == {}
 
 
 def test_nothing_is_due_beside_jobs_with_targets_or_of_two_tenants() -> None:
-    long, late = make_job("long", prompt=40), make_job("late", prompt=1, arrival_s=80.0)
-    timed = make_job("timed", prompt=1, arrival_s=80.5, slo=Slo(ttft_s=500.0))
-    assert (
-        ids(in_order(long, late, timed, now_s=81.0, budget=20, patience_s=1e9, tail=0.0).admit)[-1] == "long"
-    )
-    other = make_job("late", prompt=1, arrival_s=80.0, tenant="b")
-    assert ids(in_order(long, other, now_s=81.0, budget=20, patience_s=1e9, tail=0.0).admit) == [
-        "late",
-        "long",
-    ]
+    late, other = (make_job("late", prompt=1, arrival_s=19.5, tenant=tenant) for tenant in ("", "b"))
+    timed = make_job("timed", prompt=1, arrival_s=19.7, slo=Slo(ttft_s=500.0))
+    assert ids(in_order(LONG, late, timed, now_s=20.5).admit)[-1] == "long"
+    assert ids(in_order(LONG, other, now_s=20.5).admit) == ["late", "long"]

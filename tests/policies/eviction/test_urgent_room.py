@@ -38,7 +38,7 @@ def choose(job: Job, has_room: bool) -> Fate:
 
 def room(view: StepView, order: Any, spared: tuple[Job, ...] = ()) -> StepPlan:
     plan = StepPlan(run=list(view.residents), admit=(), token_budget=64)
-    return make_urgent_room(view, plan, order, choose, spared=spared, max_recomputed=1.0)
+    return make_urgent_room(view, plan, order, choose, spared=spared)
 
 
 def test_as_many_leave_as_it_lacks_and_no_more() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headway.core.slo import Slo
-from headway.policies.order.first_tokens import FirstTokens
+from headway.policies.order.first_tokens import FirstTokens, most_times
+from headway.policies.order.predicted_remaining import DEFAULT_TAIL
 from headway.policies.order.remaining_work import RemainingWork
 from tests.policies.instance import LinearCost
 from tests.strategies import ids, make_job
 
 
 def made() -> FirstTokens:
-    return FirstTokens(RemainingWork(LinearCost()))
+    return FirstTokens(RemainingWork(LinearCost()), most_times(DEFAULT_TAIL))
 
 
 def test_a_first_token_is_due_after_twice_what_prompts_alone_would_take() -> None:
@@ -21,6 +24,11 @@ def test_a_first_token_is_due_after_twice_what_prompts_alone_would_take() -> Non
         due.add(job)
     found = [ids(due.overdue([b, a], now_s)) for now_s in (1.9, 2.0, 5.9, 6.0)]
     assert found == [[], ["a"], ["a"], ["a", "b"]]
+
+
+def test_the_dial_sets_how_long_a_first_token_may_wait() -> None:
+    # T at 0 is 20 times that of the default: 400 times as long.
+    assert [most_times(tail) for tail in (0.0, 0.5, 1.0)] == pytest.approx([800.0, 2.0, 2.0])
 
 
 def test_an_idle_engine_owes_nothing_for_the_past() -> None:

@@ -7,9 +7,8 @@ from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import Fate, StepOutcome, StepPlan
 from headway.core.view import StepView
-from headway.errors import ConfigError
 from headway.policies.eviction.making_room import OnShortage, Residency, make_room
-from headway.policies.eviction.urgent_room import DEFAULT_MAX_RECOMPUTED, make_urgent_room
+from headway.policies.eviction.urgent_room import make_urgent_room
 from headway.policies.protocols import Order
 
 
@@ -55,8 +54,7 @@ class Cheapest(OnShortage):
     It is recomputed on a tie, and if the host has no room. With `serial` the step waits for the copies decided with it,
     as in the paper. `min_residency`: steps for which a newly admitted job is spared. With `always_recompute` both costs
     are predicted and ignored, to measure the cost of predicting. With `urgent`, residents that can spare their place
-    also leave for a newcomer that is overdue or can be in time, if the order knows (`make_urgent_room`, which explains
-    `max_recomputed`).
+    also leave for a newcomer that is overdue or can be in time, if the order knows (`make_urgent_room`).
     """
 
     uses_host = True
@@ -69,16 +67,12 @@ class Cheapest(OnShortage):
         min_residency: int = 0,
         always_recompute: bool = False,
         urgent: bool = False,
-        max_recomputed: float = DEFAULT_MAX_RECOMPUTED,
         free_block_each: bool = False,
     ) -> None:
-        if not max_recomputed >= 0:
-            raise ConfigError.of("max_recomputed", max_recomputed, "0 or more times a job's tokens")
         self.serial = serial
         self.min_residency = min_residency
         self.always_recompute = always_recompute
         self.urgent = urgent
-        self.max_recomputed = max_recomputed
         self.free_block_each = free_block_each
         self._cost: CostModel = cost or UnknownCost()
         self._residency = Residency(min_residency)
@@ -102,7 +96,7 @@ class Cheapest(OnShortage):
         )
         if plan.preempt or not self.urgent:
             return plan
-        return make_urgent_room(view, plan, order, fate, spared=recent, max_recomputed=self.max_recomputed)
+        return make_urgent_room(view, plan, order, fate, spared=recent)
 
     def ranks_nobody(self, view: StepView) -> bool:
         """True while there are blocks, and no waiting job needs room to be made."""

@@ -12,7 +12,6 @@ from headway.policies.batching.admission import startable
 from headway.policies.eviction.making_room import ChooseFate, HostRoom, Room, freed_room, needed_room
 from headway.policies.protocols import KnowsLate, Order, knows_late
 
-DEFAULT_MAX_RECOMPUTED = 1.0
 _SPARE_S = 3.0
 """A resident that is in time can spare its place if its latest start is this much later than the newcomer's."""
 
@@ -24,14 +23,13 @@ def make_urgent_room(
     choose: ChooseFate,
     *,
     spared: Collection[Job],
-    max_recomputed: float,
 ) -> StepPlan:
     """The plan with victims for the first newcomer, if it lacks room and is overdue or can be in time; else the same
     plan.
 
     A newcomer in time displaces jobs that are late or have no target, then jobs in time with only a deadline that is
     far enough. Jobs that can wait (`KnowsLate.that_can_wait`) leave for any newcomer except one of their kind. No job
-    leaves that has recomputed more than `max_recomputed` times its tokens, so harm is bounded. A newcomer with only a
+    leaves that has recomputed more tokens than it has, so harm is bounded. A newcomer with only a
     deadline takes a worker slot, but no blocks of jobs with a target: these would have to be computed again, and so
     from job to job. An overdue job displaces any that is not overdue. If priority comes first, no resident of a better
     priority leaves. The lowest-ranked leave first, as many as the newcomer lacks blocks or a slot. None leaves if all
@@ -52,7 +50,7 @@ def make_urgent_room(
     if _free(view).plus(coming).covers(needed_room(view, newcomer).plus(kept)):
         return plan
     staying = {*spared, *view.restoring}
-    leavable = _leavable(view, order, newcomer, staying, max_recomputed) if view.ready(newcomer) else ()
+    leavable = _leavable(view, order, newcomer, staying) if view.ready(newcomer) else ()
     if getattr(order, "by_priority", False):
         leavable = [job for job in leavable if job.priority >= newcomer.priority]
     if not leavable:
@@ -71,10 +69,8 @@ def _free(view: StepView) -> Room:
     return Room(view.free_blocks, view.max_resident - len(view.residents))
 
 
-def _leavable(
-    view: StepView, order: KnowsLate, newcomer: Job, staying: Collection[Job], max_recomputed: float
-) -> Sequence[Job]:
-    """Residents that may leave for this newcomer, except those `staying`. O(residents)."""
+def _leavable(view: StepView, order: KnowsLate, newcomer: Job, staying: Collection[Job]) -> Sequence[Job]:
+    """Residents, except those `staying`, that may leave for this newcomer. O(residents)."""
     overdue = order.overdue(view.now_s)
     if newcomer in overdue:
         return [job for job in view.residents if job not in staying and job not in overdue]
@@ -84,12 +80,7 @@ def _leavable(
     else:
         patient = order.that_can_wait(view.residents, view.now_s)
         staying |= {job for job in view.residents if job not in patient}
-    return [
-        job
-        for job in view.residents
-        if job not in staying
-        and (not job.recomputed_tokens or job.recomputed_tokens <= max_recomputed * job.num_tokens)
-    ]
+    return [job for job in view.residents if job not in staying and job.recomputed_tokens <= job.num_tokens]
 
 
 def _unsparing(view: StepView, order: KnowsLate, newcomer: Job) -> Iterable[Job]:

@@ -11,7 +11,7 @@ from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, StepTimeQuality, TrustRule
 from headway.core.view import StepView
-from headway.policies.order.first_tokens import FirstTokens
+from headway.policies.order.first_tokens import FirstTokens, most_times
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.overdue import Overdue, overdue_share
 from headway.policies.order.predicted_remaining import DEFAULT_TAIL
@@ -75,7 +75,7 @@ class OnTime:
             trusted_at_first=trusted_at_first,
         )
         self._times = Timetable(self._rest.work, cost)
-        self._first_tokens = FirstTokens(self._rest.work)
+        self._first_tokens = FirstTokens(self._rest.work, most_times(tail))
         self._weighed: dict[float, list[Job]] = {}
         self._overdue_now: dict[float, list[Job]] = {}
         self._num_ran = 0
