@@ -11,6 +11,7 @@ from headway_reproduce.adaptivellm.setting import (
     BY_PROMPT,
     CHANGES,
     DATA_SETS,
+    EXACT,
     GROUPS,
     HARDWARE,
     MAIN,

@@ -39,14 +39,14 @@ from headway_reproduce.adaptivellm.throughput import ThroughputFindings
 from headway_reproduce.study import read_kept
 from headway_reproduce.study_runs import KeptRuns, Meter, RunResult, StudyRun, throughput_rps
 
-from headway.core.record import Record
-from headway.errors import VLLM_COMES_BY
+from headway.core.record import Outcome, Record
+from headway.errors import VLLM_COMES_BY, RecordError, SimulationError
 from headway.lab.papers import PaperRequest, papers
 from headway.predict.recompute.rows import write_rows
 from headway.results import summarize
 from headway.results.study import Study
 from tests.predict.prefills import rows
-from tests.results.examples import make
+from tests.results.examples import make, unfinished
 
 pytestmark = pytest.mark.slow
 
@@ -149,6 +149,26 @@ def test_a_cut_is_the_share_by_which_a_turnaround_is_shorter(full: ThroughputFin
     assert found.cut(AdaptivePoint(group=CHAT, cap=8), BY_PROMPT, BASELINE) == pytest.approx(0.0)
 
 
+def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
+    findings = ThroughputFindings(read_kept(tmp_path, RunResult), QUICK)
+    with pytest.raises(
+        SimulationError, match="adaptivellm-prompt has not been run at OPT-13B/Chatbot, natural outputs"
+    ):
+        findings.results(AdaptivePoint(group=CHAT), BY_PROMPT)
+    with pytest.raises(SimulationError, match="step by step"):
+        Overheads(findings.kept, findings.scope).found()
+
+
+def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
+    runs: KeptRuns = read_kept(tmp_path, RunResult)
+    point = AdaptivePoint(group=CHAT)
+    with runs.adding() as add:
+        add(point.run(SWAP, 0), result(point.run(SWAP, 0), [unfinished("c", Outcome.FAILED, 0.0, 1.0)]))
+        add(point.run(BASELINE, 0), result(point.run(BASELINE, 0)))
+    said = ThroughputFindings(runs, QUICK).unfinished([point], [BASELINE, SWAP])
+    assert said == [f"vllm-s at {point}: requests that did not finish: 1; it is not comparable."]
+
+
 # ---- the study -----------------------------------------------------------------------------------------
 
 
@@ -192,6 +212,11 @@ def test_schedules_that_differ_are_counted(study: Study) -> None:
     assert "Of the 12 groups so many schedules differ: 1 under vllm-0.2.5, 1 under adaptivellm-prompt" in said
 
 
+def test_everything_kept_leaves_nothing_to_run(quick_root: Path) -> None:
+    size = AdaptiveLlm().size(PaperRequest(root=quick_root, jobs=2, quick=True))
+    assert (size.kept, size.seconds) == (size.runs, 0.0)
+
+
 def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path) -> None:
     quick = AdaptiveLlm().size(PaperRequest(root=tmp_path, jobs=2, quick=True))
     everything = AdaptiveLlm().size(PaperRequest(root=tmp_path, jobs=2))
@@ -218,6 +243,12 @@ def test_errors_that_are_kept_are_not_measured_again(quick_root: Path) -> None:
     assert rows[0] == ["recompute", 0.05, 0.0176, 0.0130]
     assert rows[2] == ["the same prefill again (noise)", 0.03, None, None]
     assert rows[3] == ["swap in", 0.01, 0.015, 0.011]
+
+
+def test_kept_errors_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "predictors.json").write_text('{"rows": "many"}')
+    with pytest.raises(RecordError, match=r"predictors\.json"):
+        predictor_errors(PaperRequest(root=tmp_path, jobs=1), lambda line: None)
 
 
 @pytest.mark.parametrize(("noise", "refused"), [(0.62, True), (0.02, False)])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from headway_reproduce.ascendra.cells import AscendraRun
+from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, AscendraScope
 from headway_reproduce.ascendra.findings import crossing, scale_at_good
 from headway_reproduce.ascendra.run import (
     AscendraResult,
@@ -67,6 +67,14 @@ def test_there_are_six_cases_with_the_papers_targets() -> None:
     assert {case.slo.ttft_s for case in CASES if case.data is LONGBENCH} == {2.5, 3.0}
     assert {case.slo.tbt_s for case in CASES} == {0.15}
     assert set(PAPER_GAINS) <= set(CASES)
+
+
+def test_a_stand_in_is_named_one() -> None:
+    assert [str(case) for case in CASES if case.data.stand_in] == [
+        "Mistral-7B/LongBench (stand-in)",
+        "Llama-3.1-8B/LongBench (stand-in)",
+        "Qwen-14B/LongBench (stand-in)",
+    ]
 
 
 def test_every_system_has_three_instances_of_the_papers_memory() -> None:
@@ -158,6 +166,14 @@ def test_its_digest_tells_apart_all_that_decides_it() -> None:
     ]
     assert len({run.digest() for run in changed}) == len(changed)
     assert replace(RUN).digest() == RUN.digest()
+
+
+def test_targets_are_scaled_together_and_apart() -> None:
+    assert replace(RUN, slo_scale=0.5).slo == Slo(ttft_s=0.5, tbt_s=0.075)
+    assert replace(RUN, change=AscendraChange(tbt_factor=0.5)).slo == Slo(ttft_s=1.0, tbt_s=0.075)
+    narrow = replace(RUN, change=NARROW).slo
+    assert narrow.ttft_s == 2.0
+    assert narrow.tbt_s == pytest.approx(0.035)
 
 
 def test_an_error_names_the_run() -> None:

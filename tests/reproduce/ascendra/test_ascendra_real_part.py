@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import pytest
 from headway_reproduce.ascendra import real_run
 from headway_reproduce.ascendra.real_run import (
@@ -21,6 +23,8 @@ from headway_reproduce.ascendra.real_run import (
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
+from headway.errors import RecordError
+from headway.lab.papers import PaperRequest
 from headway.results import Summary, summarize
 
 

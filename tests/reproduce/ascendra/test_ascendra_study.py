@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from headway_reproduce.ascendra.ablations import AscendraFurther
 from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, AscendraScope
 from headway_reproduce.ascendra.claims import Claims
 from headway_reproduce.ascendra.findings import AscendraFindings, Overloads, TargetFindings
@@ -21,6 +22,7 @@ from headway_reproduce.ascendra.study import FILE, AscendraStudy
 from headway_reproduce.ascendra.variations import AscendraReasons
 from headway_reproduce.study import read_kept
 
+from headway.errors import SimulationError
 from headway.lab.kept_runs import Kept
 from headway.lab.papers import PaperRequest
 from headway.results.study import Study
@@ -183,6 +185,15 @@ def test_every_claim_has_a_row_with_ours_beside(full: AscendraFindings) -> None:
     assert {row.verdict for row in rows.values()} <= {"reproduced", "partly", "not"}
 
 
+def test_the_quick_part_has_every_claim_but_for_figure_2_and_the_other_cells(
+    study: Study, full: AscendraFindings
+) -> None:
+    [table] = [table for table in study.tables if table.name == "claims"]
+    quick = {(row[0], row[1]) for row in table.rows}
+    left_out = {(row.where, row.says) for row in Claims(full.kept, full.scope).rows()} - quick
+    assert {where for where, _ in left_out} <= {"Figure 2", "Figures 9, 14", "Figure 9", "Figure 12"}
+
+
 # ---- the study -----------------------------------------------------------------------------------------
 
 
@@ -215,6 +226,12 @@ def test_parts_are_told_from_the_runs(study: Study) -> None:
     assert {row[0]: row[-1] for row in tables["ablation"]}["shortest prompt"] == pytest.approx(0.7)
     [overload] = [part for part in study.parts if part.title == "Overload with shedding"]
     assert "LP instances hand off 0% at 1, 0% at 1.5 of capacity" in overload.text[-1]
+
+
+def test_what_is_done_is_not_done_again(quick_root: Path) -> None:
+    size = AscendraStudy().size(PaperRequest(root=quick_root, jobs=2, quick=True))
+    assert size.runs == size.kept == QUICK.num_runs()
+    assert size.seconds == 0
 
 
 def test_size_counts_what_is_kept_phase_by_phase(tmp_path: Path) -> None:

@@ -3,9 +3,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from headway_reproduce.ablations import preset_and_parts
 from headway_reproduce.fastserve.scope import (
+    ABLATION_SEEDS,
     ALL,
     ANY_BATCH,
+    AXES,
+    CAPACITY_SEEDS,
     EQUAL_LOAD_AXIS,
     LOADS,
     LONGER_RUN,
@@ -13,6 +17,7 @@ from headway_reproduce.fastserve.scope import (
     ONE_BATCH,
     ORCA_AS_SHORT,
     QUICK,
+    SEEDS,
     SLOTS_FOR_ALL,
     THETA_AXIS,
     VARIATIONS,
@@ -35,7 +40,9 @@ from headway_reproduce.fastserve.setting import (
     SHAREGPT,
     SHAREGPT_RATES_RPS,
     SINGLE,
+    SMALL,
     THETA,
+    TODAY,
     CapacityPoint,
     FastServePoint,
     loaded,
@@ -43,6 +50,8 @@ from headway_reproduce.fastserve.setting import (
     zipf,
 )
 
+from headway.lab.policy_choice import check_policies
+from headway.predict.models.known_models import model_shape
 from headway.traces import NAMED_LAWS, load_trace
 
 
@@ -74,6 +83,10 @@ def test_a_single_gpu_has_all_of_its_nodes_memory_unless_it_is_the_released_engi
     assert RELEASED.limits().host_blocks == int(56e9 // (16 * 819_200))
     assert [machine.gpus for machine in SCALED_MACHINES] == [8, 16, 12, 16]
     assert {machine.stages for machine in SCALED_MACHINES} == {2}
+
+
+def test_opt_2_7b_is_of_its_size() -> None:
+    assert model_shape(SMALL.model).num_weights / 1e9 == pytest.approx(2.65, rel=0.02)
 
 
 # ---- the workload --------------------------------------------------------------------------------------
@@ -133,6 +146,12 @@ def test_over_theta_the_rate_stays_and_over_theta_at_equal_load_the_load() -> No
     assert (equal[0.7].rate_rps, equal[1.5].rate_rps) == (11.0, 22.0)
 
 
+def test_the_ablations_have_their_own_lengths_and_machine() -> None:
+    for axis in AXES:
+        for each in ALL.ablated(axis, ten).values():
+            assert (each.machine, each.lengths.limit) == (SINGLE, LONGEST_TOKENS)
+
+
 def test_fewer_slots_are_less_of_the_devices_memory() -> None:
     shares = ALL.with_memory(ten)
     whole = shares[1.0].run(FASTSERVE, 0).limits.num_blocks
@@ -153,6 +172,13 @@ def test_machines_of_one_model_serve_one_rate() -> None:
     }
 
 
+def test_end_to_end_has_the_most_seeds() -> None:
+    assert ALL.seeds(point()) == ALL.seeds(replace(point(), lengths=zipf(0.7))) == range(SEEDS)
+    assert ALL.seeds(loaded(ABLATED, LOAD, ten)) == range(ABLATION_SEEDS)
+    assert QUICK.seeds(point()) == range(1)
+    assert ALL.seeds(END_TO_END.at_once()) == QUICK.seeds(END_TO_END.at_once()) == range(CAPACITY_SEEDS)
+
+
 def test_quick_is_a_part_of_all_with_the_same_workloads() -> None:
     quick, full = set(QUICK.loaded_runs(ten)), set(ALL.loaded_runs(ten))
     assert quick < full
@@ -161,12 +187,32 @@ def test_quick_is_a_part_of_all_with_the_same_workloads() -> None:
     assert QUICK.num_runs() == len(quick) + len(QUICK.capacity_runs())
 
 
+@pytest.mark.parametrize("axis", AXES)
+def test_quick_has_some_of_every_axis(axis: str) -> None:
+    assert set(QUICK.end_to_end(axis, ten)) < set(ALL.end_to_end(axis, ten))
+    assert set(QUICK.ablated(axis, ten)) < set(ALL.ablated(axis, ten))
+
+
+def test_the_policies_exist_with_the_parts_they_are_given() -> None:
+    for policy, parts in {(run.policy, run.parts) for run in ALL.loaded_runs(ten)}:
+        preset, given = preset_and_parts(policy, parts)
+        check_policies([preset], given)
+
+
 def test_a_quantum_is_in_decode_steps_and_leaves_the_order_as_it_is() -> None:
     seconds = f"{2 * SINGLE.decode_step_s():.4g}"
     swept = [with_quantum(loaded(ABLATED, 0.9, ten), policy, 2.0) for policy in (FASTSERVE, "mlfq-preempt")]
     assert [each.parts.order for each in swept] == [
         f"skip-join-mlfq:quantum_s={seconds}",
         f"skip-join-mlfq:skip_join=false,quantum_s={seconds}",
+    ]
+
+
+def test_slots_are_varied_one_at_a_time() -> None:
+    points = ALL.slot_points(ten)
+    assert [each.parts.eviction for each in points.values()] == [
+        *(f"proactive:idle_jobs={value}" for value in (0, 8, 16, 32, 64)),
+        *(f"proactive:burst_levels={value}" for value in (0, 1, 2, 4)),
     ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from headway_reproduce.magnus.setting import (
     ABP,
     CCB,
     GLP,
+    LOADS,
     MAGNUS,
     MORE_PHIS,
     PHI,
@@ -30,7 +32,7 @@ from headway_reproduce.magnus.simulation import MagnusResult
 from headway_reproduce.magnus.study import FILE, Magnus
 from headway_reproduce.study import read_kept
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, RecordError, SimulationError
 from headway.lab.kept_runs import Kept
 from headway.lab.papers import PaperRequest
 from headway.results.study import Study
@@ -289,11 +291,24 @@ def test_quick_runs_are_some_of_all(source: DataSource) -> None:
     assert len(runs(quick)) == quick.num_runs() == 3 + 3 * 7 + 3 * len(PHIS) + changed + reasons
 
 
+def test_everybody_is_run_at_every_rate_of_the_paper(source: DataSource) -> None:
+    scope = MagnusScope(source=source)
+    runs = scope.loaded_runs(lambda change: 10.0)
+    for policy in (*POLICIES, TODAY):
+        rates = {run.rate_rps for run in runs if run.policy == policy and run.seed == 0}
+        assert rates == {10 * load for load in LOADS}
+
+
 def test_the_sweep_has_a_seed_that_nothing_else_has(source: DataSource) -> None:
     runs = MagnusScope(source=source).loaded_runs(lambda change: 10.0)
     assert {run.policy for run in runs if run.seed == PHI_SEED} == {MAGNUS}
     assert {run.phi for run in runs if run.seed == PHI_SEED} == {*PHIS, *MORE_PHIS}
     assert {run.phi for run in runs if run.seed != PHI_SEED} == {PHI}
+
+
+def test_everything_kept_leaves_nothing_to_run(quick_root: Path, data: Path) -> None:
+    size = Magnus().size(PaperRequest(root=quick_root, jobs=2, quick=True, data=data))
+    assert (size.kept, size.seconds) == (size.runs, 0.0)
 
 
 def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path, data: Path) -> None:
