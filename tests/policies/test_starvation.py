@@ -198,11 +198,11 @@ def test_short_prompts_that_keep_coming_do_not_keep_a_long_one_out(
     assert started_s <= 15.0
 
 
-@pytest.mark.parametrize(("tail", "by_s"), [(1.0, 60), (0.5, 160), (0.0, 800)])
+@pytest.mark.parametrize(("tail", "by_s"), [(1.0, 60), (0.5, 170), (0.0, 800)])
 def test_the_dial_bounds_how_long_short_work_passes_long(tail: float, by_s: int) -> None:
     # One runs at a time, and a short one each second would take all of it. The four long ones need 40 steps. Each has
-    # some 100 times the work of a short one, the memory that it holds included: it gives way to those that come within
-    # T ln 100, 4.6, 92 and 1,840 s.
+    # some 100 times the work of a short one, the memory that it holds included. At first the backlog is mostly theirs.
+    # With each short one the mean falls, T with it (to 2 s at 0.5, to 0.07 s at 1), and the long ones have their turn.
     shorts = tuple(Arrival(id=f"{n:03}", at_step=n, prompt=1, output=1, limit=1) for n in range(800))
     longs = tuple(Arrival(id=f"long{n}", at_step=0, prompt=24, output=10, limit=12) for n in range(4))
     workload = Workload((*shorts, *longs), small_engine(**ROOMY, batch_width=1))
