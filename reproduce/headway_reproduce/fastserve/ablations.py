@@ -186,6 +186,15 @@ class Scheduler(FastServeFindings):
             paper="1",
             ours=times(alike),
             verdict=judged(as_gain(alike, 1)),
+            reason=reason_of(
+                alike,
+                {
+                    f"without {PREEMPT}": sensitivity(
+                        self.mean(lowest, policy, mean_jct_s) for policy in _SHOWN if policy != PREEMPT
+                    )
+                },
+                1,
+            ),
         )
         killed = self._over(PREEMPT, RATE_AXIS)
         yield Claim(
@@ -242,6 +251,7 @@ class Scheduler(FastServeFindings):
             paper="above 1",
             ours=said(worse),
             verdict=judged(as_above_one(None if worse is None else worse[1])),
+            reason=self._why_of_skipping(),
         )
 
     def _quantum_claims(self) -> Iterable[Claim]:
@@ -252,6 +262,11 @@ class Scheduler(FastServeFindings):
             paper="1",
             ours=times(mine),
             verdict=judged(as_gain(mine, 1)),
+            reason=reason_of(
+                mine,
+                {"the first quantum varied instead": sensitivity(self.swept(FASTSERVE, "quantum").values())},
+                1,
+            ),
         )
         for policy in (PREEMPT, NO_PREEMPT):
             means = [*self.swept(policy, "ratio").values()]

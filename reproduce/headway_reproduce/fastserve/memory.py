@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from math import inf
 
 from headway.results.study import Chart, StudyPart, StudyTable, Value
 from headway_reproduce.claims import Claim, as_gain, as_trend, judged, reason_of
@@ -193,6 +194,7 @@ class MemoryFindings(FastServeFindings):
                     paper="rising" if rising else "falling",
                     ours=" ".join(map(times, gains)),
                     verdict=judged(as_trend(gains, rising=rising)),
+                    reason=self._said_of_memory(over, inf),
                 )
 
     def _setting_claims(self) -> Iterable[Claim]:
