@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 BENCH = Path(__file__).parents[2] / "bench"
-PROCESSES = {"sse_servers", "storm_hostile", "storm_servers", "version_features"}
+PROCESSES = {"sse_servers", "storm_health", "storm_hostile", "storm_servers", "version_features"}
 """What benches start themselves."""
 
 

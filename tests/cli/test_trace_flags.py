@@ -44,7 +44,7 @@ def test_a_trace_whose_times_are_implausible_is_refused_with_a_hint(
     out = {"out": tmp_path / "out"} if command in ("replay", "bench") else {}
     code, _, err = headway(command, *words(FLAGS[command] | out | {"trace": in_seconds}))
     assert code == 2
-    assert "arrivals would be 0.0005 s apart in the mean" in err
+    assert "arrivals would be 0.0005 s apart on average" in err
     assert "the unit told by --time-unit s|ms|us|ns" in err
     told = FLAGS[command] | out | {"trace": WORKLOAD, "time_unit": "s"}
     assert headway(command, *words(told)).err.startswith(f"error: --time-unit is 's' for {WORKLOAD}")

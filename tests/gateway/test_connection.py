@@ -354,6 +354,6 @@ async def test_nothing_of_a_connection_waits_for_a_collection_of_garbage(linger_
                     await reader.read(1)
                 writer.close()
             await until(lambda: not front.app.limits.connections)
-            assert not [each for each in gc.get_objects() if isinstance(each, Connection)]
+            assert not [each for each in gc.get_objects() if type(each) is Connection]
         finally:
             gc.enable()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from headway.core.job import Job, JobState
-from headway.core.plan import StepPlan
+from headway.core.plan import StepOutcome, StepPlan
 from headway.core.slo import Slo
 from headway.core.view import StepView
 from headway.policies.batching.paced import in_turn
@@ -80,6 +80,7 @@ def in_order(*jobs: Job, now_s: float, budget: int = 11) -> StepPlan:
     order = OnTime(PerToken(), patience_s=1e9)
     for job in jobs:
         order.add(job)
+    order.observe(StepOutcome(now_s=now_s, plan=StepPlan()))  # a step with nothing: the backlog is known
     residents = [job for job in jobs if job.state is JobState.RESIDENT]
     for job in residents:
         order.remove(job)
