@@ -20,7 +20,7 @@ _PAUSE_S = 1.0
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket to serve on; port 0 takes a free one. Raises ConfigError if the address cannot be had."""
+    """Open a socket to serve on; port 0 takes a free one. Raises ConfigError if the address is not available."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=_BACKLOG, reuse_port=False)
@@ -43,17 +43,17 @@ class FrontServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave them alone."""
+        """Install no signal handlers."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take connections once the app is up."""
+        """Start the app, then accept connections."""
         await super().startup([])
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._accept)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take none any more, and let those end that are here."""
+        """Close the listener, then let open connections end."""
         self._loop.remove_reader(self._listener)
         self._listener.close()
         if self._beginning:
