@@ -185,6 +185,7 @@ class Server:
         if not self._ended:
             self._end_children()
             self._ended = True
+            self.last_words()  # so that the server's last lines come before those of its owner
         return code
 
     def wait_ready(self, timeout_s: float) -> None:
