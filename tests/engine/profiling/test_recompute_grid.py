@@ -138,7 +138,7 @@ def test_where_copies_of_one_size_differ_too_much_they_are_not_kept(cache: Path)
 def test_on_a_machine_too_noisy_for_the_plan_nothing_more_is_measured(cache: Path) -> None:
     engines, found = Engines(), GridMeasurements()
     strict = replace(PLAN, most_noise=-0.1)
-    with pytest.raises(ConfigError, match="this machine is busy: steps of one kind differ by 0% in the mean"):
+    with pytest.raises(ConfigError, match="this machine is busy: steps of one kind differ by 0% on average"):
         measure_grid(strict, found, lambda share, what: None, engines.start, cache)
     assert (found.steps, found.copies) == ([], [])
     assert [engine.closed for engine in engines.started] == [True]

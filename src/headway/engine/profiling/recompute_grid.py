@@ -202,7 +202,7 @@ def _note_noise(into: GridMeasurements, noise: float, what: str, most: float) ->
     into.noise.append(noise)
     if noise > most:
         raise ConfigError(
-            f"this machine is busy: {what} differ by {noise:.0%} in the mean; accepted: up to {most:.0%}"
+            f"this machine is busy: {what} differ by {noise:.0%} on average; accepted: up to {most:.0%}"
         )
 
 

@@ -91,16 +91,13 @@ class Governed:
         return self._in_use.rank(jobs, now_s)
 
     def next_service_s(self, jobs: Sequence[Job], now_s: float, width: int) -> list[float]:
-        """Expected seconds until each is served next, by the order in use."""
-        if self.quality.trusted:
-            return self._work_ahead_s(jobs)
-        return self._queues.next_service_s(jobs, now_s, width)
-
-    def _work_ahead_s(self, jobs: Sequence[Job]) -> list[float]:
-        """Seconds of work of those that rank before each of `jobs` among them. O(n log n)."""
+        """Expected seconds until each is served next, by the order in use. O(n log n)."""
+        if not self.quality.trusted:
+            return self._queues.next_service_s(jobs, now_s, width)
+        # The work of those that rank before it.
         ahead_s = 0.0
         found: dict[Job, float] = {}
-        for job in self._predicted.rank(jobs, 0.0):
+        for job in self._predicted.rank(jobs, now_s):
             found[job] = ahead_s
             ahead_s += self._predicted.work.of(job)
         return [found[job] for job in jobs]

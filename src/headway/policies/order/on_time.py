@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from math import inf
 
-from headway.core.compared_steps import ComparedSteps
 from headway.core.cost import CostModel, UnknownCost
 from headway.core.job import Job
 from headway.core.plan import StepOutcome
 from headway.core.prediction_quality import PredictionQuality, StepTimeQuality, TrustRule
 from headway.core.view import StepView
+from headway.policies.order.compared_steps import ComparedSteps
 from headway.policies.order.first_tokens import FirstTokens, most_times
 from headway.policies.order.least_work import LeastWork
 from headway.policies.order.overdue import Overdue, overdue_share

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 
 from headway.core.batch_shape import BatchShape
-from headway.core.compared_steps import ComparedSteps
 from headway.core.cost import UnknownCost
 from headway.core.plan import StepOutcome, StepPlan
 from headway.core.prediction_quality import StepTimeQuality
+from headway.policies.order.compared_steps import ComparedSteps
 from tests.strategies import decoding, prefilling
 
 ANSWER, PROMPT = decoding("x"), prefilling("p", prompt=5000, computed=300)
