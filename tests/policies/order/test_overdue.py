@@ -43,6 +43,11 @@ def test_the_oldest_that_is_not_in_time_once_it_is_old_enough() -> None:
     assert ids(rank.of(61.0, lambda jobs, now_s: [old])) == ["late"]
 
 
+def test_of_jobs_that_came_together_the_id_decides_in_whatever_order_they_were_added() -> None:
+    one, other = make_job("a"), make_job("b")
+    assert ids(overdue(one, other).of(60.0, nobody)) == ids(overdue(other, one).of(60.0, nobody)) == ["a"]
+
+
 def test_what_an_overdue_job_has_had_is_owed_back_before_the_next() -> None:
     first, second = make_job("a"), make_job("b")
     rank = overdue(first, second)

@@ -39,7 +39,7 @@ class Overdue:
     The bound: let a job that is not in time be left out, and let such jobs that are older need W engine seconds. It
     becomes overdue at the latest W / `share` later, and then runs first. Jobs that come later add nothing to that.
     First come, first served it would wait up to W: so no job waits more than 1 / `share` times as long. Costs:
-    O(running) a step that leaves a job out.
+    O(running) a step that leaves a job out, O(n log n) in one after jobs that came out of turn.
     """
 
     def __init__(self, patience_s: float, share: float = LEAST_SHARE) -> None:
@@ -48,6 +48,7 @@ class Overdue:
         self.patience_s = patience_s
         self.share = share
         self._live: dict[Job, None] = {}
+        self._by_age = True
         self._ran: set[Job] = set()
         self._overdue: Mapping[Job, None] = {}
         self._owed_s = 0.0
@@ -55,11 +56,10 @@ class Overdue:
         self._owed_more = 0.0
 
     def add(self, job: Job) -> None:
-        """A job has come. O(n) where one that had arrived later came before it."""
-        out_of_turn = self._live and job.arrival_s < next(reversed(self._live)).arrival_s
+        """Take in a job. O(1)."""
+        if self._live and _age(job) < _age(next(reversed(self._live))):
+            self._by_age = False
         self._live[job] = None
-        if out_of_turn:
-            self._live = dict.fromkeys(sorted(self._live, key=lambda one: one.arrival_s))
 
     def end(self, job: Job) -> None:
         """Forget a job."""
@@ -85,6 +85,8 @@ class Overdue:
             return ()
         if not all(job in ran for job in self._overdue):
             return ()
+        if not self._by_age:  # once a step, however many came out of turn
+            self._live, self._by_age = dict.fromkeys(sorted(self._live, key=_age)), True
         long_ago_s = now_s - self.patience_s
         old_enough = takewhile(
             lambda job: job.arrival_s <= long_ago_s, (job for job in self._live if job not in ran)
@@ -103,6 +105,11 @@ class Overdue:
         self._owed_more = self.share - _part(
             outcome.tokens, [job for job in self._overdue if job in outcome.tokens]
         )
+
+
+def _age(job: Job) -> tuple[float, str]:
+    """Sorts jobs oldest first."""
+    return job.arrival_s, job.id
 
 
 def _part(tokens: Mapping[Job, int], jobs: Collection[Job]) -> float:
