@@ -368,7 +368,7 @@ def test_the_introduction_is_three_lines(model: str) -> None:
         (["demo", "--port", "80"], "error: --port is 80; accepted: 1024 to 65535"),
         (["demo", "--host", "203.0.113.7"], "error: cannot serve on 203.0.113.7"),
         (["demo", "--predictor", "tea"], "error: unknown length predictor 'tea'; accepted: learned"),
-        (["demo", "--length-model", "x"], "error: --length-model is "),
+        (["demo", "--policy", "vllm", "--length-model", "x"], "error: --length-model is "),
         (["demo", "--predictor", "none", "--length-model", "x"], "error: --length-model is "),
         (["demo", "--host-kv-gib", "-1"], "error: --host-kv-gib is -1.0; accepted: more than 0"),
         (["demo", "--host-kv-gib", "nan"], "error: --host-kv-gib is nan; accepted: more than 0"),

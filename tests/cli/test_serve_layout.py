@@ -19,7 +19,7 @@ def test_instances_that_are_all_alike() -> None:
     assert (layout.policy, layout.presets, layout.router) == ("edf", {"": "edf"}, "cache-aware")
     assert [place.name for place in layout.launched] == ["0", "1"]
     assert [place.name for place in layout.joined] == ["2"]
-    assert read_layout(instances="1").policy == "vllm"
+    assert read_layout(instances="1").policy == "headway"
 
 
 def test_of_a_range_the_first_begin_and_the_others_wait() -> None:
@@ -49,7 +49,7 @@ def test_prefill_and_decode_serve_one_policy() -> None:
     layout = read_layout(pools="prefill=1,decode=2", join=["prefill=http://a:1"])
     assert [place.name for place in layout.places] == ["prefill-0", "decode-0", "decode-1", "prefill-1"]
     assert layout.router == "prefill-decode"
-    assert layout.presets == {"prefill": "vllm", "decode": "vllm"}
+    assert layout.presets == {"prefill": "headway", "decode": "headway"}
     assert read_layout(pools="prefill=1", join=["decode=http://a:1"], policy="headway").presets == {
         "prefill": "headway"
     }

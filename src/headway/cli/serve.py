@@ -12,7 +12,7 @@ import typer
 
 from headway.cli.options import Given, OptionGroup, flag_name, host_memory
 from headway.cli.output import base_url, check_engine_files, engine_here, targets, three_lines
-from headway.cli.serve_layout import GatewayFlags
+from headway.cli.serve_layout import DEFAULT_POLICY, POOLED_POLICY, GatewayFlags, off_switch
 from headway.engine.host_kv import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
@@ -41,16 +41,17 @@ Several instances behind one address (the page is at /dashboard):
 
   headway serve demo --pools lp=1,hp=1 --slo-ttft 1 --slo-tbt 0.15
 
-  headway serve Qwen/Qwen3-8B --instances 4 --policy headway
+  headway serve Qwen/Qwen3-8B --instances 4
 
   headway serve ./model --pools lp=2,hp=1 --api-keys keys.txt --max-queue 500 --max-age 30 -- -tp 2
 
   headway serve --join lp=http://10.0.0.2:8000 --join hp=http://10.0.0.3:8000
 
-  headway serve ./model --policy headway --pools prefill=1,decode=1 -- --kv-transfer-config \\
+  headway serve ./model --pools prefill=1,decode=1 -- --kv-transfer-config \\
     '{"kv_connector": "NixlConnector"}'
 
-`headway policies` lists the policies and their parts. `--policy vllm` is stock vLLM's order.
+The default policy is `headway`; `--policy vllm` keeps stock vLLM's order. `headway policies` lists all of them and their
+parts.
 Every flag after `--` is vLLM's own, for every instance. Instances that are launched here have cores
 (or GPUs) of their own, and are launched again if they end.
 """
@@ -160,13 +161,13 @@ def serve(flags: ServeFlags) -> None:
         raise ConfigError("MODEL is missing; accepted: `demo`, a directory or a hub name, or --join URL")
     if flags.policy in POOLED:
         raise ConfigError(f"policy {flags.policy!r} serves pools; accepted with it: --pools lp=2,hp=1")
-    raise typer.Exit(_serve_one(model, flags.settings(flags.policy or "vllm"), words, address))
+    raise typer.Exit(_serve_one(model, flags.settings(flags.policy or DEFAULT_POLICY), words, address))
 
 
 def _default_policy(pools: str | None) -> str:
     from headway.routing.pools import STAGES, parse_pools
 
-    return "ascendra" if pools and not STAGES & parse_pools(pools).keys() else "vllm"
+    return POOLED_POLICY if pools and not STAGES & parse_pools(pools).keys() else DEFAULT_POLICY
 
 
 def _flag(name: str) -> str:
@@ -243,6 +244,7 @@ def introduction(model: str, url: str, command: ServerCommand) -> str:
     more = [targets(settings.slo_ttft_s, settings.slo_tbt_s), *_predictions(settings)]
     if settings.host_kv is not None:
         more.append(_host_memory(settings.host_kv))
+    more += off_switch(settings.policy)
     look = f"{url}/metrics (Prometheus), headway explain --url {url}, headway top --url {url}"
     return three_lines(
         f"{model} at {url}, {engine_here(command.chosen)}",

@@ -20,11 +20,17 @@ from headway.setting import Setting, Shown, settings_of
 
 NO_POOL = ""
 NO_TICKET_ROUTER = "ascendra-no-ticket"
-POLICY = "vllm"
+DEFAULT_POLICY = "headway"
+STOCK = "vllm"
 POOLED_POLICY = "ascendra"
 BATCHED_POLICY = "batched"
 BATCHED_ROUTER = "least-work"
 """Router for requests that are in no batch."""
+
+
+def off_switch(policy: str) -> list[str]:
+    """What a start line says of the default policy: how to have stock order instead."""
+    return [f"stock order: --policy {STOCK}"] if policy == DEFAULT_POLICY else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,7 @@ def read_layout(
             f"--policy is {policy!r}, but no instance is started here; joined servers keep the policy they were "
             "started with. Accepted: --policy with --instances or --pools"
         )
-    name = policy or (POOLED_POLICY if by_urgency else BATCHED_POLICY if batched else POLICY)
+    name = policy or (POOLED_POLICY if by_urgency else BATCHED_POLICY if batched else DEFAULT_POLICY)
     return SiteLayout(
         tuple(_places(sizes, joined)),
         name,

@@ -13,7 +13,7 @@ import msgspec
 
 from headway.cli.batch_flags import CentralFlags
 from headway.cli.output import base_url, check_engine_files, engine_here, targets, three_lines
-from headway.cli.serve_layout import POLICY, GatewayFlags, Place, SiteLayout, read_layout
+from headway.cli.serve_layout import STOCK, GatewayFlags, Place, SiteLayout, off_switch, read_layout
 from headway.cli.shadow import LEAST_WINDOW_S
 from headway.engine.servers.instances_command import (
     KEY_VARIABLE,
@@ -128,6 +128,7 @@ def introduction(site: Site, model: str | None) -> str:
         targets(site.options.slo.ttft_s, site.options.slo.tbt_s),
         *(f"each instance predicts lengths of answers, with {predictor}" for predictor in predictors),
         *_batches(site.central),
+        *(off_switch(layout.policy) if layout.launched else ()),
     ]
     width = max(len(place.name) for place in layout.places)
     warnings = site.local.binding.warnings if site.local is not None else ()
@@ -192,7 +193,7 @@ def _central(asked: ServeRequest, flags: GatewayFlags) -> tuple[ServeRequest, Ce
         raise ConfigError(
             "--max-in-flight with --batches; accepted: --batch-size N, which an instance has at a time"
         )
-    given = asked.settings(POLICY)
+    given = asked.settings(STOCK)
     predictor = None if given.predictor == NONE else given.predictor or DEFAULT_PREDICTOR
     central = flags.central.central(predictor, given.length_model)
 
@@ -215,7 +216,7 @@ def _check_model(asked: ServeRequest, flags: GatewayFlags) -> None:
             f"no instance is started here, so {words!r} has no use: joined servers have their model. Accepted: "
             "--instances N or --pools beside it, or --join alone"
         )
-    settings, without = asked.settings("vllm"), EngineSettings()
+    settings, without = asked.settings(STOCK), EngineSettings()
     predictor = None if settings.predictor == NONE else settings.predictor  # no instance here would use it
     if replace(settings, slo_ttft_s=None, slo_tbt_s=None, predictor=predictor) != without:
         raise ConfigError(
@@ -230,8 +231,8 @@ def _local(
     """Build the launcher after checking the command of every instance."""
     assert asked.model is not None
     settings = {pool: asked.settings(preset) for pool, preset in layout.presets.items()}
-    # Preset vllm has no rules of its own, so any part found under it was named by the user.
-    named = asked.settings(POLICY)
+    # Stock order has no rules of its own, so any part found under it was named by the user.
+    named = asked.settings(STOCK)
     for pool in settings:
         if pool not in ("", *STAGES) and any(getattr(named, part) is not None for part in _PARTS):
             raise ConfigError(
@@ -264,7 +265,7 @@ def _folder(flags: GatewayFlags) -> InstancesFolder | None:
 
 def _options(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> GatewayOptions:
     options = GatewayOptions(
-        slo=asked.settings("vllm").default_slo(),
+        slo=asked.settings(STOCK).default_slo(),
         keys=_keys(asked, flags, layout),
         cors=_cors(parse_vllm_flags(asked.vllm_flags)),
         **flags.options,
@@ -360,7 +361,7 @@ def _shadows(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> tu
             "--shadow with the pools prefill and decode: a shadow would take the two stages of a request for two "
             "requests; accepted: --shadow with other instances"
         )
-    if layout.launched and not asked.settings(POLICY).explain:
+    if layout.launched and not asked.settings(STOCK).explain:
         raise ConfigError(
             f"{flag} with --explain 0: shadows are told of followed requests; accepted: --explain N"
         )

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 EPILOG = """Examples:
 
-  headway shadow --url http://127.0.0.1:8000 --policies headway                 # every minute, of the last five
+  headway shadow --url http://127.0.0.1:8000 --policies vllm                    # every minute, of the last five
 
   headway shadow --url http://127.0.0.1:8000 --policies sarathi,edf --window 600 --once --json
 
-  headway serve MODEL --instances 2 --shadow headway                            # on the dashboard and in /metrics
+  headway serve MODEL --instances 2 --shadow vllm                               # on the dashboard and in /metrics
 
 The requests that the server really had are served again, in this process, by the simulator: with the lengths that
 their answers really had and with step times fitted to that server's own steps, once under its own policy and once
