@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from headway.core.job import Job, JobState
 from headway.core.kept_programs import GONE_S, PATIENCE_S, KeptPrograms, Program, program_of
+from headway.core.plan import StepOutcome, StepPlan
 from headway.core.view import StepView
 from tests.strategies import make_job
 
@@ -160,6 +161,29 @@ def test_where_none_runs_the_job_that_waits_longest_gets_what_it_lacks() -> None
     assert device.free_blocks == 4
     kept.before_step(view(4.0, **waits))
     assert (device.free_blocks, kept.next_s) == (6, 503.0)  # of the last to begin
+
+
+def test_where_none_runs_the_first_of_the_plan_gets_what_it_lacks() -> None:
+    """The oldest job lacks nothing, and does not start before the one that the policy serves first."""
+    device, kept, waits = crowded()
+    old = replace(turn(None, arrival_s=0.0), state=JobState.WAITING)
+    first = replace(turn(None, tokens=24, arrival_s=3.0), state=JobState.WAITING)
+    waits["waiting"] = [old, first]
+    kept.before_step(view(4.0, **waits))
+    assert device.free_blocks == 4
+    kept.stepped(StepOutcome(now_s=4.0, plan=StepPlan(admit=[first, old])))
+    kept.before_step(view(4.1, **waits))
+    assert device.free_blocks == 6
+
+
+def test_a_job_that_has_ended_takes_no_blocks() -> None:
+    device, kept, waits = crowded()
+    gone = replace(turn(None, tokens=40, arrival_s=3.0), state=JobState.WAITING)
+    kept.stepped(StepOutcome(now_s=4.0, plan=StepPlan(admit=[gone])))
+    kept.ended(gone, 4.0, finished=False)
+    waits["waiting"] = []
+    kept.before_step(view(4.1, **waits))
+    assert device.free_blocks == 4
 
 
 def test_no_job_waits_for_kept_blocks_without_end() -> None:

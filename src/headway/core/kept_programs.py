@@ -9,6 +9,7 @@ from math import inf
 from typing import Protocol
 
 from headway.core.job import Job, JobState
+from headway.core.plan import StepOutcome
 from headway.core.view import StepView
 
 Program = tuple[str, str]
@@ -98,6 +99,7 @@ class KeptPrograms:
         self._most_blocks = int(rule.share * num_blocks)
         self._under_way: OrderedDict[Program, _UnderWay] = OrderedDict()
         self._kept: dict[Program, _Kept] = {}
+        self._blocked: Job | None = None
         self.num_blocks = 0
 
     def __bool__(self) -> bool:
@@ -140,6 +142,13 @@ class KeptPrograms:
             wrong_tokens = stored_tokens - self._stored_share * lacking_tokens
             self._stored_share += _NEWEST_WEIGHT * wrong_tokens / left_tokens
 
+    def stepped(self, outcome: StepOutcome) -> None:
+        """A step was filled: the turns that it admitted hold their blocks themselves. O(jobs to admit)."""
+        for job in outcome.admitted:
+            self.started(job)
+        admit = outcome.plan.admit
+        self._blocked = next((job for job in admit if job.state is JobState.WAITING), None)
+
     def started(self, job: Job) -> None:
         """A turn now holds its blocks itself, or never will."""
         program = program_of(job)
@@ -148,6 +157,8 @@ class KeptPrograms:
 
     def ended(self, job: Job, now_s: float, *, finished: bool) -> None:
         """A turn ends, and still has its blocks if it is resident; `finished`: its program may continue from here."""
+        if job is self._blocked:
+            self._blocked = None
         program = program_of(job)
         if program is None:
             return
@@ -167,13 +178,13 @@ class KeptPrograms:
             self._drop(self._first_to_go())
 
     def before_step(self, view: StepView) -> None:
-        """Free what any step of the residents may take; and what the oldest waiting job needs, if none runs or it
-        waits long.
+        """Free what any step of the residents may take; and what the job that comes next lacks, if none runs or it waits
+        long. That is the first that the last plan could not admit, else the oldest that waits.
         """
         self._make_room(view.now_s, room_blocks(view))
         if view.swapped and not view.residents:
             self.clear()
-        first = next(iter(view.waiting), None) if self._kept else None
+        first = (self._blocked or next(iter(view.waiting), None)) if self._kept else None
         if first is not None and (not view.residents or view.now_s - first.arrival_s > PATIENCE_S):
             self._give_way(first, view.missing_blocks(first))
 

@@ -217,8 +217,7 @@ class SimulatedEngine:
             self._prefixes.follow(outcome)
         self.policy.observe(outcome)
         if self.kept:
-            for job in outcome.admitted:
-                self.kept.started(job)
+            self.kept.stepped(outcome)
         if outcome.tokens:
             self._flights.append(flight)
         if outcome.tokens or outcome.preempted or outcome.admitted:

@@ -56,8 +56,7 @@ class StepListeners:
         engine = self._engine
         engine.ledger.apply(outcome)
         if engine.kept:
-            for job in outcome.admitted:
-                engine.kept.started(job)
+            engine.kept.stepped(outcome)
         if self.explainer is not None:
             self.explainer.stepped(engine.view, outcome)
         if self.prefixes is not None:
