@@ -118,7 +118,7 @@ def test_a_setting_that_a_policy_does_not_heed_is_refused_with_all_that_do(
 ) -> None:
     said, names = refused("serve", "demo", flag, 1 if "tokens" in flag else 0.5).split("; accepted with: ")
     assert said.startswith(f"error: {flag} is ")
-    assert said.endswith(", which makes no difference to policy 'vllm'")
+    assert said.endswith(", which makes no difference to policy 'headway'")
     accepted = {*names.strip().split(", ")}
     assert heeding <= accepted
     assert not (other | {"vllm"}) & accepted

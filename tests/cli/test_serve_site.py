@@ -81,7 +81,9 @@ def test_instances_keep_what_they_learn_of_lengths_each_in_its_own_file(model: s
         return EngineSettings(policy=preset, length_model=str(tmp_path / "lengths"))
 
     made = build_site(ServeRequest(model, "headway", settings, ()), GatewayFlags(instances="2"), ADDRESS)
-    assert "; each instance predicts lengths of answers, with learned" in introduction(made, "m").splitlines()[1]
+    assert (
+        "; each instance predicts lengths of answers, with learned" in introduction(made, "m").splitlines()[1]
+    )
     assert made.local is not None
     kept = [made.local.prepare(place.name, place.pool).settings.length_model for place in made.layout.places]
     assert kept == [str(tmp_path / f"lengths-{number}") for number in range(2)]

@@ -50,8 +50,8 @@ Several instances behind one address (the page is at /dashboard):
   headway serve ./model --pools prefill=1,decode=1 -- --kv-transfer-config \\
     '{"kv_connector": "NixlConnector"}'
 
-The default policy is `headway`; `--policy vllm` keeps stock vLLM's order. `headway policies` lists all of them and their
-parts.
+The default policy is `headway`; `--policy vllm` keeps stock vLLM's order. `headway policies` lists all of them and
+their parts.
 Every flag after `--` is vLLM's own, for every instance. Instances that are launched here have cores
 (or GPUs) of their own, and are launched again if they end.
 """

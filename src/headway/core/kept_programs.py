@@ -178,8 +178,8 @@ class KeptPrograms:
             self._drop(self._first_to_go())
 
     def before_step(self, view: StepView) -> None:
-        """Free what any step of the residents may take; and what the job that comes next lacks, if none runs or it waits
-        long. That is the first that the last plan could not admit, else the oldest that waits.
+        """Free what any step of the residents may take; and what the job that comes next lacks, if none runs or it
+        waits long. That is the first that the last plan could not admit, else the oldest that waits.
         """
         self._make_room(view.now_s, room_blocks(view))
         if view.swapped and not view.residents:
