@@ -1,18 +1,18 @@
-"""Agent programs in a closed loop: `python bench/gain/agents.py --json [--data FOLDER]`.
+"""Agent programs in a closed loop: `python bench/gain/agents.py --json [--data FOLDER] [--svg FILE]`.
 
 Recorded coding-agent sessions, simulated on an H100 with Llama-3.1-8B: a turn comes when the answer before it has ended
 and its tool has run for as long as recorded. A program is what a session asks between two pauses of over two minutes,
 4 to 24 turns that fit the model. Those of a seed hold three times as many tokens as KV memory does, and begin within
 two minutes. Compared: `vllm`, `vllm` behind program scheduling as vllm-router's (`program_ttl.py`), and `headway`; the
 first and the last also with a store of 200 GiB for KV on the host. Per contender: mean and p99 of a program's
-completion, the share of prompt tokens that were found, and `gain`, the first's mean over its own.
+completion, the share of prompt tokens that were found, and `gain`, the first's mean over its own. `--svg` draws them.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -20,6 +20,9 @@ from pathlib import Path
 from random import Random
 from statistics import fmean
 from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
 
@@ -29,9 +32,11 @@ from bench.gain.regret_workloads import DATA, MACHINES, MAIN_AGENT, prefixes_of,
 from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.simulation import run_info, simulate_policy
 from headway.results import Summary, summarize
+from headway.results.svg import PALETTE, draw
 from headway.sim.limits import KvTier
 from headway.sim.simulation import System
 from headway.traces import TraceRequest
+from headway.whole_file import write_whole
 
 MACHINE = MACHINES["h100-llama-8b"]
 STOCK, ROUTER, OURS = "vllm", "vllm, programs as vllm-router", "headway"
@@ -133,6 +138,21 @@ def cell(found: Sequence[Summary], stock: Sequence[Summary]) -> dict[str, Any]:
     }
 
 
+def picture(cells: Mapping[str, Mapping[str, Any]]) -> str:
+    """Mean and p99 of a program under each contender, as an SVG element."""
+    names = list(reversed(cells))
+
+    def paint(axes: Axes) -> None:
+        for colour, key, offset in ((PALETTE[0], "mean_program_s", 0.2), (PALETTE[1], "p99_program_s", -0.2)):
+            places = [index + offset for index in range(len(names))]
+            axes.barh(places, [cells[name][key] for name in names], height=0.4, color=colour)
+        axes.set_yticks(range(len(names)), names)
+        axes.set_xlabel("seconds of a program, tools included")
+
+    legend = [(Patch(color=colour), name) for colour, name in zip(PALETTE, ("mean", "p99"), strict=False)]
+    return draw("Programs end sooner where their KV waits for them", (9.0, 3.0), paint, legend)
+
+
 def main() -> None:
     """Print one JSON object."""
     parser = command_line(__doc__)
@@ -140,6 +160,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA, help="recorded traces")
     told = "share of the programs' tokens that KV memory holds (default: a third)"
     parser.add_argument("--held", type=float, default=SHARE_HELD, help=told)
+    parser.add_argument("--svg", type=Path, help="file for a picture of all contenders")
     jobs_option(parser)
     arguments = parser.parse_args()
     seeds = range(FIRST_SEED, FIRST_SEED + arguments.seeds)
@@ -150,6 +171,8 @@ def main() -> None:
         of.setdefault(run.contender, []).append(found[run])
     stock = next(iter(of.values()))
     cells = {contender: cell(each, stock) for contender, each in of.items()}
+    if arguments.svg is not None:
+        write_whole(arguments.svg, picture(cells).encode())
     measured_on = {"measured_on": "simulated", "hardware": MACHINE.hardware, "model": MACHINE.model}
     print(json.dumps({**measured_on, "cells": cells}))
 

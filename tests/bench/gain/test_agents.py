@@ -8,7 +8,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from bench.gain.agents import AgentRun, cell, drawn, programs
+from bench.gain.agents import AgentRun, cell, drawn, picture, programs
 from bench.gain.agents_real import shrunk
 from headway.results import summarize
 from headway.traces import TraceRequest
@@ -63,3 +63,9 @@ def test_a_block_of_the_demos_programs_is_named_by_the_last_of_those_it_stands_f
     small = shrunk(turn)
     assert (small.arrival_s, small.think_s, small.input_tokens, small.output_tokens) == (2.0, 0.5, 1120, 2)
     assert small.prefix_blocks == (31, 63)
+
+
+def test_a_picture_has_every_contender() -> None:
+    svg = picture({name: {"mean_program_s": 2.0, "p99_program_s": 3.0} for name in ("vllm", "headway")})
+    assert svg.startswith("<svg")
+    assert all(f">{name}<" in svg for name in ("vllm", "headway", "mean", "p99"))
