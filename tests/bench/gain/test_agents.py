@@ -59,7 +59,7 @@ def test_the_gain_is_stocks_mean_over_the_contenders() -> None:
 
 
 def test_a_block_of_the_demos_programs_is_named_by_the_last_of_those_it_stands_for() -> None:
-    turn = TraceRequest("0", 20.0, 70 * 512, 64, think_s=5.0, prefix_blocks=tuple(range(70)))
+    turn = TraceRequest("0", 128.0, 70 * 512, 64, think_s=32.0, prefix_blocks=tuple(range(70)))
     small = shrunk(turn)
     assert (small.arrival_s, small.think_s, small.input_tokens, small.output_tokens) == (2.0, 0.5, 1120, 2)
     assert small.prefix_blocks == (31, 63)
