@@ -39,7 +39,7 @@ class Options:
 
     model: str = "demo"
     replicas: int = 2
-    policy: str = "edf"
+    policy: str = "headway"
     router: str = ""
     accelerator: str = "gpu"
     engine: Mapping[str, Any] = field(default_factory=dict)
