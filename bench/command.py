@@ -8,8 +8,10 @@ from argparse import ArgumentParser, RawTextHelpFormatter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
+from headway.errors import HeadwayError
 from headway.lab.processes import in_processes
 from headway.policies.eviction.proactive import Proactive
 from headway.policies.presets import Preset, build_policy, known_presets
@@ -24,10 +26,18 @@ def say(line: str) -> None:
 
 
 def command_line(described: str | None) -> ArgumentParser:
-    """A bench's parser, with its description and `--json`."""
+    """A bench's parser, with its description and `--json`. From now on a deliberate error is one line on stderr."""
+    sys.excepthook = _tell
     parser = ArgumentParser(description=described, formatter_class=RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
     return parser
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if isinstance(error, HeadwayError):
+        say(f"error: {error}")
+    else:
+        sys.__excepthook__(kind, error, trace)
 
 
 def out_option(parser: ArgumentParser, what: str = "what is measured") -> None:

@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 from bench.command import all_done, command_line, jobs_option, stream_options
 from bench.gain.program_ttl import behind_program_ttl
 from bench.gain.regret_workloads import DATA, MACHINES, MAIN_AGENT, prefixes_of, rows_of, trace_blocks
+from headway.errors import ConfigError
 from headway.lab.engine_sizes import EngineSizes, engine_limits
 from headway.lab.simulation import run_info, simulate_policy
 from headway.results import Summary, summarize
@@ -72,8 +73,10 @@ def system() -> System:
 
 
 def programs(data: Path) -> list[list[TraceRequest]]:
-    """All programs of the recording, each as a list of turns with think times."""
+    """All programs of the recording, each as a list of turns with think times. Raises ConfigError without it."""
     path = data / "agentic_claude_code.csv.gz"
+    if not path.is_file():
+        raise ConfigError(f"{path} is not there; accepted: a folder with that recording, by --data")
     prefixes = prefixes_of(path.with_name("agentic_claude_code_prefix.jsonl.gz"))
     numbers: dict[str, int] = {}
     found, begun = [], list[TraceRequest]()

@@ -1,11 +1,11 @@
 """Agent programs on two real instances: `python bench/gain/agents_real.py --out DIR --vllm-router PATH --json`.
 
 The recorded coding agents of `agents.py` on two instances of the demo model, on this machine's cores: a thirty-second
-of their tokens, and a sixty-fourth of their pauses, since a prompt is computed so much sooner than there. The KV memory of both holds a third of the tokens of a draw's programs.
-Compared: stock order behind the program scheduling of `vllm-router` (PATH of its program; left out without) and behind
-`cache-aware`, and `headway` behind `cache-aware`. Every contender serves every draw, in turns, each time with other
-tokens. Per contender: mean and p99 of a program's completion, each draw's mean, and what prefix caches held of the
-prompts. Nothing else should run meanwhile.
+of their tokens, and a sixty-fourth of their pauses, since a prompt is computed so much sooner than there. The KV memory
+of both holds a third of the tokens of a draw's programs. Compared: stock order behind the program scheduling of
+`vllm-router` (PATH of its program; left out without) and behind `cache-aware`, and `headway` behind `cache-aware`.
+Every contender serves every draw, in turns, each time with other tokens. Per contender: mean and p99 of a program's
+completion, each draw's mean, and what prefix caches held of the prompts. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations

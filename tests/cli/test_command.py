@@ -104,6 +104,13 @@ def test_an_error_of_ours_is_one_line_and_code_2(refused: Refused) -> None:
     assert err.count("\n") == 1
 
 
+def test_a_flag_of_vllm_is_said_to_go_after_the_dashes() -> None:
+    done = run("serve", "demo", "--max-num-seqs", "16")
+    assert done.returncode == 2
+    assert "a flag of vLLM goes after `--`" in " ".join(done.stderr.split())
+    assert "vLLM" not in run("simulate", "--max-num", "16").stderr
+
+
 @pytest.mark.skipif(not FULL_DISK.exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("words", [("policies",), ("policies", "--json"), ("--help",)])
 def test_a_full_disk_behind_stdout_is_one_line_and_code_2(words: tuple[str, ...]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headway.core.record import Outcome, Record
 from headway.core.slo import Slo
-from headway.lab.both_sides import add_engine_side, whole
+from headway.lab.both_sides import add_engine_side, client_lag_s, whole
 
 MOVED = Record(
     id="cmpl-a-0-0123abcd",
@@ -49,3 +49,13 @@ def test_a_request_was_scheduled_so_long_after_it_came_to_its_first_engine() -> 
     both = add_engine_side([client, unseen], [MOVED, ENDED])
     assert both[0].first_scheduled_s == 14.0
     assert (both[0].preemptions, both[0].first_token_s, both[1]) == (1, 15.5, unseen)
+
+
+def test_the_client_had_its_first_token_later_than_the_engine() -> None:
+    """5 s in the engines, 5.5 s for the client: each since the arrival that it saw."""
+    client = Record(
+        id="a", arrival_s=10.0, prompt_tokens=8, outcome=Outcome.FINISHED, first_token_s=15.5, finished_s=16.5
+    )
+    unseen = Record(id="b", arrival_s=11.0, prompt_tokens=8, outcome=Outcome.CANCELLED)
+    assert client_lag_s([client, unseen], [MOVED, ENDED]) == 0.5
+    assert client_lag_s([unseen], [MOVED, ENDED]) == 0.0

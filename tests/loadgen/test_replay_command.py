@@ -52,6 +52,14 @@ async def test_records_go_to_the_file_the_summary_to_stdout_and_the_rest_to_stde
     assert b"\x1b" not in stderr  # no progress bar, no colours: not a terminal
 
 
+async def test_the_records_of_an_earlier_replay_are_kept(server: FakeServer, tmp_path: Path) -> None:
+    out = tmp_path / "r.jsonl"
+    for limit in ("2", "1"):
+        process = await start(server.url, out, "--limit", limit, "--rate-scale", "5")
+        await process.communicate()
+    assert [len(list(read_records(file))) for file in (tmp_path / "r.1.jsonl", out)] == [2, 1]
+
+
 async def test_without_json_stdout_is_empty(server: FakeServer, tmp_path: Path) -> None:
     process = await start(server.url, tmp_path / "r.jsonl", "--limit", "2", "--rate-scale", "5")
     stdout, _ = await process.communicate()

@@ -74,7 +74,18 @@ class AsWritten:
 
 
 class Command(AsWritten, TyperCommand):
-    """A subcommand. An error about a setting names the flag that set it."""
+    """A subcommand. An error about a setting names the flag that set it, and one about a flag where vLLM's go."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments. An unknown flag may be vLLM's, of which this parser knows none."""
+        try:
+            return list(super().parse_args(ctx, args))
+        except Exception as error:  # Typer's classes of errors are Click's or its own copies, by version
+            if type(error).__name__ == "NoSuchOption" and any(
+                each.name == "vllm_flags" for each in self.params
+            ):
+                error.message += "; a flag of vLLM goes after `--`"  # type: ignore[attr-defined]
+            raise
 
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand. A setting that came from a file keeps its own name in an error."""

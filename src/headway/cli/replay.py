@@ -68,7 +68,9 @@ class ReplayFlags:
 
     url: Annotated[tuple[str, ...], Setting("Base URL of the server; repeatable with --batches.", "URL")]
     trace: TraceSource
-    out: Annotated[Path, Setting("File for the records, one JSON line a request.", "RECORDS")]
+    out: Annotated[
+        Path, Setting("File for the records, one JSON line a request; an earlier one is kept.", "RECORDS")
+    ]
     rate_scale: Annotated[float, Setting("Requests arrive this many times as fast.", "X")] = 1.0
     time_unit: TimeUnit = None
     strict: Strict = False
@@ -149,6 +151,7 @@ def replay(flags: ReplayFlags) -> None:
     With --batches, whole batches go from one queue to one or several servers, as under `headway serve --batches`: a
     server gets its next batch when its last one has ended.
     """
+    from headway.engine.servers.server_process import put_aside
     from headway.results import RecordWriter
 
     requests, options = flags.requests(), flags.options()
@@ -159,6 +162,7 @@ def replay(flags: ReplayFlags) -> None:
 
         @cache
         def writer() -> RecordWriter:
+            put_aside(str(flags.out))
             return files.enter_context(RecordWriter(flags.out))
 
         report = send_with_progress(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from headway.core.record import Record
-from headway.statistics import known
+from headway.statistics import known, mean_of_known
 
 _ENGINE_ID = re.compile(r"cmpl-(?P<id>.+)-0(-[0-9a-f]{8})?")
 """vLLM's id of a completion's first choice: the client's id with additions."""
@@ -22,6 +22,22 @@ def add_engine_side(client: Iterable[Record], engine: Iterable[Record]) -> list[
     """
     seen = by_client_id(engine)
     return [_merged(record, whole(seen[record.id])) if record.id in seen else record for record in client]
+
+
+def client_lag_s(client: Iterable[Record], engine: Iterable[Record]) -> float:
+    """By how much later the client had first tokens than the engines, in the mean; both since their own arrival.
+
+    0 if no request has a first token on both sides. On an idle machine it is some milliseconds.
+    """
+    seen = by_client_id(engine)
+    both = ((record, whole(seen[record.id])) for record in client if record.id in seen)
+    return mean_of_known(_lag_s(*pair) for pair in both) or 0.0
+
+
+def _lag_s(client: Record, engine: Record) -> float | None:
+    if client.first_token_s is None or engine.first_token_s is None:
+        return None
+    return (client.first_token_s - client.arrival_s) - (engine.first_token_s - engine.arrival_s)
 
 
 def by_client_id(engine: Iterable[Record]) -> Mapping[str, Sequence[Record]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from math import ceil, isfinite
@@ -17,7 +17,7 @@ from headway.engine.machine import processors
 from headway.engine.servers.server_command import server_command
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError, UpstreamError
-from headway.lab.both_sides import add_engine_side
+from headway.lab.both_sides import add_engine_side, client_lag_s
 from headway.lab.policy_choice import said_without_targets
 from headway.lab.predictor_choice import check_predictor, check_predictor_name, is_made, length_source
 from headway.lab.real_engine import own_prompt
@@ -41,6 +41,8 @@ WARM_UP_REQUESTS = 8
 BURST_REQUESTS = 240
 BURST_SHARE = 0.9
 """Share of the burst's requests used to measure capacity: the last tenth may be a few very long answers."""
+_IDLE_LAG_S = 0.1
+"""On an idle machine the client has a first token some 10 ms after the engine."""
 
 Send = Callable[[Sequence[TraceRequest], ReplayOptions, Callable[[Record], None]], ReplayReport]
 
@@ -142,7 +144,12 @@ class PolicyBench:
             with record_writer(self.out, policy) as records:
                 report = send(pace.requests, options, records.append)
             totals = asyncio.run(scrape(server.url, "headway_"))
-        merge_engine_side(self.out, policy, report.records, engine_file)
+        lag_s = merge_engine_side(self.out, policy, report.records, engine_file)
+        if lag_s > _IDLE_LAG_S:
+            tell(
+                f"{policy}: warning: first tokens reached the client {lag_s:.2g} s after the engine had them. Other "
+                "work kept this machine busy, so the figures say little: run again on an idle machine"
+            )
         write_info(self.out, policy, RunInfo(scheduler_us_per_step=_scheduler_us_per_step(totals)))
         return not report.interrupted
 
@@ -177,12 +184,15 @@ class _Pace:
     requests: Sequence[TraceRequest]
 
 
-def merge_engine_side(out: Path, policy: str, client: Iterable[Record], engine_file: Path) -> None:
-    """Add the engine's records to a policy's; if they cannot be read, the client's records stay as they are.
+def merge_engine_side(out: Path, policy: str, client: Sequence[Record], engine_file: Path) -> float:
+    """Add the engine's records to a policy's, and return `client_lag_s`.
 
-    Raises RecordError then, and if they cannot be written.
+    If the engine's records cannot be read, the client's stay as they are. Raises RecordError then, and if they
+    cannot be written.
     """
-    replace_records(out, policy, add_engine_side(client, read_records(engine_file)))
+    engine = read_records(engine_file)
+    replace_records(out, policy, add_engine_side(client, engine))
+    return client_lag_s(client, engine)
 
 
 def made_estimates(predictor: str, requests: Sequence[TraceRequest], seed: int) -> dict[str, LengthEstimate]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from bench.gain.agents_real import shrunk
 from headway.results import summarize
 from headway.traces import TraceRequest
 
+BENCH = str(Path(__file__).parents[3] / "bench" / "gain" / "agents.py")
 COLUMNS = ("session", "agent", "seq", "input_tokens", "output_tokens", "think_s")
 
 
@@ -34,6 +37,14 @@ def test_a_program_ends_at_a_long_pause_and_with_its_session(tmp_path: Path) -> 
     assert [turn.id for turn in first] == ["0", "1", "2", "3"]
     assert [turn.id for turn in second] == ["4", "5", "6", "7"]
     assert first[0].prefix_blocks == second[0].prefix_blocks == (8, 16)
+
+
+def test_without_the_recording_a_bench_ends_with_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, BENCH, "--json", "--jobs", "1", "--data", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    missing = f"{tmp_path}/agentic_claude_code.csv.gz is not there"
+    assert done.stderr == f"error: {missing}; accepted: a folder with that recording, by --data\n"
 
 
 def test_programs_hold_three_times_the_memory() -> None:
