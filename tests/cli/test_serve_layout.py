@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from headway.cli.serve_layout import Place, read_layout
@@ -83,6 +83,7 @@ def test_the_router_that_was_asked_for(flags: dict[str, Any], router: str) -> No
 def test_every_instance_has_a_name_of_its_own_that_tells_its_pool(
     sizes: dict[str, int], joined: list[str]
 ) -> None:
+    assume("lp" in {*sizes, *joined})
     pools = ",".join(f"{pool}={count}" for pool, count in sizes.items())
     layout = read_layout(pools=pools, join=[f"{pool}=http://h:{port}" for port, pool in enumerate(joined)])
     names = [place.name for place in layout.places]
@@ -113,6 +114,7 @@ def test_each_policy_for_pools_has_its_presets(policy: str) -> None:
         ({"instances": "1..2", "batched": True}, "--instances MIN..MAX with --batches; accepted"),
         ({"pools": "lp=1,hp=1", "scale": "1..2"}, "--scale with pools; accepted"),
         ({"pools": "lp"}, "pools are 'lp'; accepted"),
+        ({"pools": "hp=1"}, "pools are hp; accepted: lp beside it, which new requests go to"),
         ({"pools": "lp=1,xp=1"}, "policy 'ascendra' has none for pool 'xp'; accepted: lp, hp"),
         (
             {"instances": "2", "policy": "ascendra"},

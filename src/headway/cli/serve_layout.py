@@ -14,7 +14,7 @@ from headway.errors import ConfigError
 from headway.gateway.http.options import GatewayOptions
 from headway.policies.presets import POOLED
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, STAGE_ROUTER, build_router
-from headway.routing.pools import DECODE, PREFILL, STAGES, PoolSizes, instance_name, parse_pools
+from headway.routing.pools import DECODE, HP, LP, PREFILL, STAGES, PoolSizes, instance_name, parse_pools
 from headway.routing.scaling import DEFAULT_WINDOW_S, Bounds
 from headway.setting import Setting, Shown, settings_of
 
@@ -166,6 +166,8 @@ def _check_pools(pooled: bool, given: Set[str]) -> None:
             "some instances are in a pool and some are not; accepted: a pool for each (--pools, --join POOL=URL), or "
             "for none (--instances, --join URL)"
         )
+    if HP in given and LP not in given:
+        raise ConfigError(f"pools are {HP}; accepted: {LP} beside it, which new requests go to")
     if given & STAGES and given != STAGES:
         raise ConfigError(
             f"pools are {', '.join(sorted(given))}; accepted: {PREFILL} and {DECODE} together, and no other pool"
