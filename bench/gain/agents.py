@@ -143,7 +143,7 @@ def cell(found: Sequence[Summary], stock: Sequence[Summary]) -> dict[str, Any]:
 
 def picture(cells: Mapping[str, Mapping[str, Any]]) -> str:
     """Mean and p99 of a program under each contender, as an SVG element."""
-    names = list(reversed(cells))
+    names = list(cells)[::-1]
 
     def paint(axes: Axes) -> None:
         for colour, key, offset in ((PALETTE[0], "mean_program_s", 0.2), (PALETTE[1], "p99_program_s", -0.2)):
