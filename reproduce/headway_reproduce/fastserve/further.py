@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from headway.lab.policy_choice import label
 from headway.results.study import StudyPart, Value
 from headway_reproduce.claims import Claim, as_trend, judged
-from headway_reproduce.fastserve.findings import LATENCIES, FastServeFindings, times
-from headway_reproduce.fastserve.setting import (
+from headway_reproduce.fastserve.cells import (
     FASTSERVE,
     FCFS,
     LOAD,
@@ -22,6 +21,7 @@ from headway_reproduce.fastserve.setting import (
     FastServePoint,
     PaperMachine,
 )
+from headway_reproduce.fastserve.findings import LATENCIES, FastServeFindings, times
 from headway_reproduce.study import chart
 from headway_reproduce.study_runs import summary_key
 

@@ -6,27 +6,27 @@ from headway.lab.papers import PaperRequest, Tell
 from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway_reproduce.claims import claims_part
-from headway_reproduce.fastserve.ablations import Scheduler
-from headway_reproduce.fastserve.end_to_end import EndToEnd
-from headway_reproduce.fastserve.findings import FastServeFindings
-from headway_reproduce.fastserve.fixed_points import FixedPoints
-from headway_reproduce.fastserve.further import FastServeFurther
-from headway_reproduce.fastserve.memory import MemoryFindings
-from headway_reproduce.fastserve.scope import ALL, AXES, CAPACITY_SEEDS, FURTHER_AXES, QUICK, SEEDS
-from headway_reproduce.fastserve.setting import (
+from headway_reproduce.fastserve.ablations import MemoryFindings, Scheduler
+from headway_reproduce.fastserve.cells import (
     ABLATED,
     ABLATED_JOBS,
     ABLATED_THETA,
+    ALL,
+    AXES,
     BATCH,
     BLOCK_TOKENS,
+    CAPACITY_SEEDS,
     CLUSTER,
     CONTEXT_TOKENS,
     END_TO_END,
     FCFS,
+    FURTHER_AXES,
     HARDWARE,
     JOBS,
     LONGEST_TOKENS,
     ORCA,
+    QUICK,
+    SEEDS,
     SIMULATED,
     SINGLE,
     SLOTS,
@@ -34,6 +34,10 @@ from headway_reproduce.fastserve.setting import (
     TOKENS_A_STEP,
     PaperMachine,
 )
+from headway_reproduce.fastserve.end_to_end import EndToEnd
+from headway_reproduce.fastserve.findings import FastServeFindings
+from headway_reproduce.fastserve.fixed_points import FixedPoints
+from headway_reproduce.fastserve.further import FastServeFurther
 from headway_reproduce.study import RepeatedPaper, read_kept
 from headway_reproduce.study_runs import RunResult
 
