@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 from headway.errors import SimulationError
-from headway.results.study import Chart, StudyPart, Value
+from headway.results.study import Chart, StudyPart
 from headway.statistics import mean, mean_of_all
-from headway_reproduce.ascendra.cells import AscendraRun, AscendraScope
-from headway_reproduce.ascendra.run import AscendraResult, simulate_ascendra
-from headway_reproduce.ascendra.setting import (
+from headway_reproduce.ascendra.cells import (
     ASCENDRA,
-    GOOD,
     MAIN,
     SARATHI,
     SCALE_RATES,
@@ -22,10 +19,15 @@ from headway_reproduce.ascendra.setting import (
     UNCHANGED,
     AscendraCase,
     AscendraChange,
+    AscendraRun,
+    AscendraScope,
     Service,
 )
+from headway_reproduce.ascendra.run import AscendraResult, simulate_ascendra
 from headway_reproduce.study import Runs, chart, ratio
 
+GOOD = 0.9
+"""Share of requests within their targets that defines capacity."""
 Number = Callable[[AscendraResult], float | None]
 """A value of a run; None where it has no such value."""
 Curve = Sequence[tuple[float, float]]
@@ -37,6 +39,16 @@ NAMES = [service.name for service in SYSTEMS]
 def goodput(result: AscendraResult) -> float:
     """Share of all requests within both targets."""
     return result.goodput
+
+
+def dropped(result: AscendraResult) -> float:
+    """Share of all requests that never started."""
+    return result.dropped / result.requests
+
+
+def late(result: AscendraResult) -> float:
+    """Share of all requests that finished outside a target."""
+    return result.late / result.requests
 
 
 @dataclass(frozen=True)
@@ -85,8 +97,11 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
         self, case: AscendraCase, rate_rps: float, service: Service, *, scale: float = 1.0
     ) -> list[AscendraResult]:
         """The results of all seeds at a rate."""
-        runs = [self.scope.run(case, service, rate_rps, seed) for seed in self.scope.seeds_of(case)]
-        return [self.result(replace(run, slo_scale=scale)) for run in runs]
+        runs = [
+            self.scope.run(case, service, rate_rps, seed, slo_scale=scale)
+            for seed in self.scope.seeds_of(case)
+        ]
+        return [self.result(run) for run in runs]
 
     def mean(
         self, case: AscendraCase, load: float, service: Service, number: Number = goodput
@@ -111,12 +126,158 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
         self, service: Service, load: float, change: AscendraChange, case: AscendraCase = MAIN
     ) -> float:
         """Goodput with one thing changed; a single seed."""
-        return self.result(self._changed_run(service, load, change, case)).goodput
+        rate_rps = load * self.reference_rps(case, change)
+        return self.result(self.scope.run(case, service, rate_rps, change=change)).goodput
 
-    def _changed_run(
-        self, service: Service, load: float, change: AscendraChange, case: AscendraCase = MAIN
-    ) -> AscendraRun:
-        return self.scope.changed_run(service, load * self.reference_rps(case, change), change, case)
+    # ---- goodput against rate ----------------------------------------------------------------------
+
+    def rates_part(self) -> StudyPart:
+        """Each system's curve in each case."""
+        cases, loads = self.scope.cases, self.scope.loads
+        capacity = self.table(
+            "capacity",
+            "Requests a second at which nine in ten are within both targets",
+            ["case", "load of 1, req/s", *NAMES],
+            [
+                [
+                    *(str(case), self.reference_rps(case)),
+                    *(self.rate_at_good(case, service) for service in SYSTEMS),
+                ]
+                for case in cases
+            ],
+            "None where the sweep begins or ends beyond it.",
+        )
+        table = self.table(
+            "goodput",
+            "Share of requests within both targets",
+            ["case", "load", "req/s", *NAMES],
+            [
+                [
+                    *(str(case), load, load * self.reference_rps(case)),
+                    *(self.mean(case, load, service) for service in SYSTEMS),
+                ]
+                for case in cases
+                for load in loads
+            ],
+            f"A load of 1 is what {SARATHI.name} gets through of the case's requests sent all at once. "
+            "With one budget of tokens a step it is today's vllm.",
+            decimals=3,
+            keys=2,
+            detail=True,
+        )
+        charts = [self._chart(case) for case in cases]
+        return StudyPart(title="Goodput against rate", tables=[capacity, table], charts=charts)
+
+    def _chart(self, case: AscendraCase) -> Chart:
+        curves = {
+            service.name: [
+                (load, share)
+                for load, (_, share) in zip(self.scope.loads, self.curve(case, service), strict=True)
+            ]
+            for service in SYSTEMS
+        }
+        return chart(
+            f"goodput-{_slug(case)}",
+            f"Goodput, {case}",
+            curves,
+            "load, simulated",
+            "share within targets",
+            level=0.9,
+            doubling=False,
+        )
+
+    # ---- tighter targets ---------------------------------------------------------------------------
+
+    def least_scale(self, share: float, service: Service) -> float | None:
+        """The smallest factor at a share of Ascendra's capacity, mean over seeds of the baselines; None if no factor
+        tried is enough.
+
+        Ascendra decides by targets, so it is run with each factor. The others are run once, and the factor that each
+        request would have needed is computed.
+        """
+        rate_rps = share * self.capacity_rps()
+        if service is not ASCENDRA:
+            return mean_of_all(result.needed_scale for result in self.at_rate(MAIN, rate_rps, service))
+        return scale_at_good(
+            [
+                (scale, mean(map(goodput, self.at_rate(MAIN, rate_rps, service, scale=scale))))
+                for scale in self.scope.scales
+            ]
+        )
+
+    def targets_part(self) -> StudyPart:
+        """The factors by share of capacity and system."""
+        table = self.table(
+            "slo-scale",
+            f"Smallest factor on both targets that nine in ten are within ({MAIN})",
+            ["rate, of Ascendra's capacity", *NAMES],
+            [[share, *(self.least_scale(share, service) for service in SYSTEMS)] for share in SCALE_RATES],
+            "Smaller is tighter. Ascendra decides by targets, so it is run with each of a few factors, the smallest "
+            f"{self.scope.scales[0]:g}, and read off between two.",
+        )
+        return StudyPart(title="Tighter targets", tables=[table])
+
+    # ---- overload with shedding --------------------------------------------------------------------
+
+    def overload_share(self, service: Service, over: float, number: Number = goodput) -> float:
+        """The mean over seeds of a share of all requests, by default of those within targets.
+
+        `over` is the rate, as a share of Ascendra's capacity.
+        """
+        rate_rps = over * self.capacity_rps()
+        runs = [self.scope.overload_run(service, rate_rps, seed) for seed in self.scope.seeds]
+        return mean_of_all(number(self.result(run)) for run in runs) or 0.0
+
+    def overload_gain(self, over: float, service: Service) -> float:
+        """Ascendra's requests within targets relative to another's; 0 if the other has none."""
+        return ratio(self.overload_share(ASCENDRA, over), self.overload_share(service, over)) or 0.0
+
+    def overload_part(self) -> StudyPart:
+        """Shares within targets, dropped and late, by rate."""
+        shares = {"within": goodput, "dropped": dropped, "late": late}
+        table = self.table(
+            "overload",
+            f"Ten minutes in overload, shares of all requests ({MAIN})",
+            ["rate, of Ascendra's capacity", *(f"{what}: {name}" for what in shares for name in NAMES)],
+            [
+                [
+                    over,
+                    *(
+                        self.overload_share(service, over, share)
+                        for share in shares.values()
+                        for service in SYSTEMS
+                    ),
+                ]
+                for over in self.scope.overloads
+            ],
+            "Every system drops a request that still waits for its first step when its first token is due. Late ones "
+            "finished outside a target.",
+            decimals=3,
+        )
+        title = "Overload with shedding"
+        drawn = chart(
+            "overload",
+            title,
+            {
+                service.name: [(over, self.overload_share(service, over)) for over in self.scope.overloads]
+                for service in SYSTEMS
+            },
+            "rate, of Ascendra's capacity; simulated",
+            "share within targets",
+            doubling=False,
+        )
+        return StudyPart(title=title, text=[self._said_of_hand_offs()], tables=[table], charts=[drawn])
+
+    def _said_of_hand_offs(self) -> str:
+        moved = {
+            over: self.overload_share(ASCENDRA, over, lambda result: result.moves / result.requests)
+            for over in self.scope.overloads
+        }
+        said = ", ".join(f"{share:.0%} at {over:g}" for over, share in moved.items())
+        return (
+            f"LP instances hand off {said} of capacity, of all requests, to the one HP instance. They know what waits "
+            "there, and keep what would be late there too."
+        )
 
 
 def crossing(curve: Curve, level: float = GOOD) -> float | None:
@@ -142,186 +303,6 @@ def scale_at_good(curve: Curve, level: float = GOOD) -> float | None:
     return None
 
 
-# ---- goodput against rate ------------------------------------------------------------------------------
-
-
-class AscendraRates(AscendraFindings):
-    """Every system's curve in every case, and Ascendra's gains beside the paper's."""
-
-    def part(self) -> StudyPart:
-        """Each system's curve in each case."""
-        cases, loads = self.scope.cases, self.scope.loads
-        capacities: list[list[Value]] = [
-            [str(case), self.reference_rps(case), *(self.rate_at_good(case, service) for service in SYSTEMS)]
-            for case in cases
-        ]
-        capacity = self.table(
-            "capacity",
-            "Requests a second at which nine in ten are within both targets",
-            ["case", "load of 1, req/s", *NAMES],
-            capacities,
-            "None where the sweep begins or ends beyond it.",
-        )
-        table = self.table(
-            "goodput",
-            "Share of requests within both targets",
-            ["case", "load", "req/s", *NAMES],
-            [
-                [str(case), load, load * self.reference_rps(case), *self._goodputs(case, load)]
-                for case in cases
-                for load in loads
-            ],
-            f"A load of 1 is what {SARATHI.name} gets through of the case's requests sent all at once. "
-            "With one budget of tokens a step it is today's vllm.",
-            decimals=3,
-            keys=2,
-            detail=True,
-        )
-        charts = [self._chart(case) for case in cases]
-        return StudyPart(title="Goodput against rate", tables=[capacity, table], charts=charts)
-
-    def _goodputs(self, case: AscendraCase, load: float) -> list[float | None]:
-        return [self.mean(case, load, service) for service in SYSTEMS]
-
-    def _chart(self, case: AscendraCase) -> Chart:
-        curves = {
-            service.name: [
-                (load, share)
-                for load, (_, share) in zip(self.scope.loads, self.curve(case, service), strict=True)
-            ]
-            for service in SYSTEMS
-        }
-        return chart(
-            f"goodput-{_slug(case)}",
-            f"Goodput, {case}",
-            curves,
-            "load, simulated",
-            "share within targets",
-            level=0.9,
-            doubling=False,
-        )
-
-
 def _slug(case: AscendraCase) -> str:
     words = f"{case.model.title}-{case.data.title}".lower()
     return "".join(letter if letter.isalnum() else "-" for letter in words).strip("-").replace("--", "-")
-
-
-# ---- tighter targets -----------------------------------------------------------------------------------
-
-
-class TargetFindings(AscendraFindings):
-    """How tight targets may be: the smallest factor on both targets that nine in ten requests still meet."""
-
-    def least_scale(self, share: float, service: Service) -> float | None:
-        """The smallest factor at a share of Ascendra's capacity, mean over seeds of the baselines; None if no factor
-        tried is enough.
-
-        Ascendra decides by targets, so it is run with each factor. The others are run once, and the factor that each
-        request would have needed is computed.
-        """
-        rate_rps = share * self.capacity_rps()
-        if service is not ASCENDRA:
-            return mean_of_all(result.needed_scale for result in self.at_rate(MAIN, rate_rps, service))
-        return scale_at_good(
-            [
-                (scale, mean(map(goodput, self.at_rate(MAIN, rate_rps, service, scale=scale))))
-                for scale in self.scope.scales
-            ]
-        )
-
-    def part(self) -> StudyPart:
-        """The factors by share of capacity and system."""
-        rows = {share: [self.least_scale(share, service) for service in SYSTEMS] for share in SCALE_RATES}
-        table = self.table(
-            "slo-scale",
-            f"Smallest factor on both targets that nine in ten are within ({MAIN})",
-            ["rate, of Ascendra's capacity", *NAMES],
-            [[share, *scales] for share, scales in rows.items()],
-            "Smaller is tighter. Ascendra decides by targets, so it is run with each of a few factors, the smallest "
-            f"{self.scope.scales[0]:g}, and read off between two.",
-        )
-        return StudyPart(title="Tighter targets", tables=[table])
-
-
-# ---- overload with shedding ----------------------------------------------------------------------------
-
-Shares = dict[str, float]
-"""System -> share of all requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Overload:
-    """Shares of all requests at one rate: within targets, dropped, and finished late, by system."""
-
-    over: float
-    met: Shares
-    dropped: Shares
-    late: Shares
-
-    def gain(self, over: str) -> float:
-        """Ascendra's requests within targets relative to another's; 0 if the other has none."""
-        return ratio(self.met[ASCENDRA.name], self.met[over]) or 0.0
-
-
-class Overloads(AscendraFindings):
-    """Ten minutes above capacity, where every system drops requests still waiting when their first token is due."""
-
-    def found(self) -> list[Overload]:
-        """Each rate, means over seeds."""
-        return [
-            Overload(
-                over,
-                self._shares(over, goodput),
-                self._shares(over, lambda result: result.dropped / result.requests),
-                self._shares(over, lambda result: result.late / result.requests),
-            )
-            for over in self.scope.overloads
-        ]
-
-    def _shares(self, over: float, number: Number) -> Shares:
-        return {service.name: self._share(service, over, number) for service in SYSTEMS}
-
-    def _share(self, service: Service, over: float, number: Number) -> float:
-        rate_rps = over * self.capacity_rps()
-        runs = [self.scope.overload_run(service, rate_rps, seed) for seed in self.scope.seeds]
-        return mean_of_all(number(self.result(run)) for run in runs) or 0.0
-
-    def part(self) -> StudyPart:
-        """Shares within targets, dropped and late, by rate."""
-        found = self.found()
-        rows: list[list[Value]] = [
-            [each.over, *(shares[name] for shares in (each.met, each.dropped, each.late) for name in NAMES)]
-            for each in found
-        ]
-        shown = [f"{what}: {name}" for what in ("within", "dropped", "late") for name in NAMES]
-        table = self.table(
-            "overload",
-            f"Ten minutes in overload, shares of all requests ({MAIN})",
-            ["rate, of Ascendra's capacity", *shown],
-            rows,
-            "Every system drops a request that still waits for its first step when its first token is due. Late ones "
-            "finished outside a target.",
-            decimals=3,
-        )
-        title = "Overload with shedding"
-        drawn = chart(
-            "overload",
-            title,
-            {name: [(each.over, each.met[name]) for each in found] for name in NAMES},
-            "rate, of Ascendra's capacity; simulated",
-            "share within targets",
-            doubling=False,
-        )
-        return StudyPart(title=title, text=[self._said_of_hand_offs()], tables=[table], charts=[drawn])
-
-    def _said_of_hand_offs(self) -> str:
-        moved = {
-            over: self._share(ASCENDRA, over, lambda result: result.moves / result.requests)
-            for over in self.scope.overloads
-        }
-        said = ", ".join(f"{share:.0%} at {over:g}" for over, share in moved.items())
-        return (
-            f"LP instances hand off {said} of capacity, of all requests, to the one HP instance. They know what waits "
-            "there, and keep what would be late there too."
-        )

@@ -6,19 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, AscendraScope
-from headway_reproduce.ascendra.findings import crossing, scale_at_good
-from headway_reproduce.ascendra.run import (
-    AscendraResult,
-    PoolUse,
-    TokenGaps,
-    measure,
-    needed_scale,
-    policies_of,
-    simulate_ascendra,
-    system_of,
-)
-from headway_reproduce.ascendra.setting import (
+from headway_reproduce.ascendra.cells import (
+    ALL,
     ASCENDRA,
     CASES,
     FIXED,
@@ -26,7 +15,7 @@ from headway_reproduce.ascendra.setting import (
     MAIN,
     NARROW,
     NO_HAND_OFF,
-    PAPER_GAINS,
+    QUICK,
     QWEN,
     SARATHI,
     SARATHI_512,
@@ -37,10 +26,24 @@ from headway_reproduce.ascendra.setting import (
     VLLM_V0,
     AscendraCase,
     AscendraChange,
+    AscendraRun,
+    AscendraScope,
     Service,
     with_budget,
     with_targets,
     with_threshold,
+)
+from headway_reproduce.ascendra.claims import PAPER_GAINS
+from headway_reproduce.ascendra.findings import crossing, scale_at_good
+from headway_reproduce.ascendra.run import (
+    AscendraResult,
+    PoolUse,
+    TokenGaps,
+    measure,
+    needed_scale,
+    policies_of,
+    simulate_ascendra,
+    system_of,
 )
 
 from headway.core.batch_shape import StepKind

@@ -6,20 +6,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from headway_reproduce.ascendra.ablations import AscendraFurther
-from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, AscendraScope
-from headway_reproduce.ascendra.claims import Claims
-from headway_reproduce.ascendra.findings import AscendraFindings, Overloads, TargetFindings
-from headway_reproduce.ascendra.run import AscendraResult, PoolResult
-from headway_reproduce.ascendra.setting import (
+from headway_reproduce.ascendra.ablations import Ablation
+from headway_reproduce.ascendra.cells import (
+    ALL,
     ASCENDRA,
     BASELINES,
     MAIN,
+    QUICK,
     SARATHI,
     VLLM_V0,
+    AscendraRun,
+    AscendraScope,
 )
+from headway_reproduce.ascendra.claims import Claims
+from headway_reproduce.ascendra.findings import AscendraFindings
+from headway_reproduce.ascendra.run import AscendraResult, PoolResult
 from headway_reproduce.ascendra.study import FILE, AscendraStudy
-from headway_reproduce.ascendra.variations import AscendraReasons
 from headway_reproduce.study import read_kept
 
 from headway.errors import SimulationError
@@ -147,10 +149,8 @@ def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
 
 def test_gains_in_overload_by_hand(full: AscendraFindings) -> None:
     # At capacity, 12.5: ascendra 0.9, vllm-v0 0.5, sarathi 0.1. Half of the others are dropped.
-    first = Overloads(full.kept, full.scope).found()[0]
-    assert first.over == 1.0
-    assert first.gain("vllm-v0") == pytest.approx(0.9 / 0.5)
-    assert first.gain("sarathi") == pytest.approx(9.0)
+    assert full.overload_gain(1.0, VLLM_V0) == pytest.approx(0.9 / 0.5)
+    assert full.overload_gain(1.0, SARATHI) == pytest.approx(9.0)
 
 
 def test_the_smallest_factor_of_those_who_go_by_targets_and_of_those_who_do_not(
@@ -158,9 +158,8 @@ def test_the_smallest_factor_of_those_who_go_by_targets_and_of_those_who_do_not(
 ) -> None:
     # At 0.8 x 12.5 = 10 req/s Ascendra is within targets to 12 x factor: 0.8 at 0.75 and 1.0 at 10/12. Of the factors
     # tried 0.7 has 1 - 0.2 x 1.6 = 0.68 and 0.85 all: 0.9 at 0.7 + 0.15 x 22/32.
-    targets = TargetFindings(full.kept, full.scope)
-    assert targets.least_scale(0.8, ASCENDRA) == pytest.approx(0.7 + 0.15 * 0.22 / 0.32)
-    assert targets.least_scale(0.8, VLLM_V0) == pytest.approx(1.0)
+    assert full.least_scale(0.8, ASCENDRA) == pytest.approx(0.7 + 0.15 * 0.22 / 0.32)
+    assert full.least_scale(0.8, VLLM_V0) == pytest.approx(1.0)
 
 
 # ---- what came out -------------------------------------------------------------------------------------
@@ -208,8 +207,8 @@ def test_every_table_says_how_it_was_measured_and_has_its_columns(study: Study) 
 def test_the_whole_has_more_parts_than_the_quick_part(full: AscendraFindings, study: Study) -> None:
     titles = {part.title for part in study.parts}
     for part in (
-        AscendraReasons(full.kept, full.scope).choice_part(),
-        AscendraFurther(full.kept, full.scope).tails_part(),
+        Ablation(full.kept, full.scope).choice_part(),
+        Ablation(full.kept, full.scope).tails_part(),
     ):
         assert part is not None
         assert part.title not in titles
