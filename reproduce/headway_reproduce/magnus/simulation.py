@@ -121,8 +121,7 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
         memory_confidence=0.5,  # the paper's predictions have no interval
     )
     queue = build_batch_queue(run.policy, settings, times)
-    queue.joining = joining = _TimedJoining(queue.joining)
-    queue.choosing = choosing = _TimedChoosing(queue.choosing)
+    queue.joining = queue.choosing = timed = _Timed(queue.joining, queue.choosing)
 
     def ended(record: Record) -> None:
         records.append(record)
@@ -142,18 +141,17 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
         estimate=_estimate(run, forecasts),
         seed=run.seed,
     )
-    waste = result.waste
     return replace(
-        _result(records, waste.valid_tokens, waste.valid_tokens + waste.invalid_tokens),
-        oom=waste.out_of_memory,
-        oom_again=waste.out_of_memory_again,
+        _result(records, result.valid_tokens, result.valid_tokens + result.invalid_tokens),
+        oom=result.out_of_memory,
+        oom_again=result.out_of_memory_again,
         batches=result.batches,
         mean_batch=len(requests) / result.batches,
         length_rmse=_length_rmse(records) if run.policy in PREDICTING else None,
         time_rmse_s=times.rmse_s() if times else None,
         refits=forecasts.refits if forecasts else 0,
-        join_us=1e6 * joining.seconds / len(requests),
-        choose_us=1e6 * choosing.seconds / result.batches,
+        join_us=1e6 * timed.join_s / len(requests),
+        choose_us=1e6 * timed.choose_s / result.batches,
     )
 
 
@@ -174,32 +172,26 @@ def _estimate(
 
 
 @dataclass(slots=True)
-class _TimedJoining:
-    """Delegates to another part, timed by this process's CPU clock."""
+class _Timed:
+    """Delegates both decisions of a queue, each timed by this process's CPU clock."""
 
     joining: Joining
-    seconds: float = 0.0
+    choosing: Choosing
+    join_s: float = 0.0
+    choose_s: float = 0.0
 
     def join(self, member: BatchMember, batches: Reversible[Batch]) -> Batch | None:
         """As `Joining.join`."""
         started_s = time.thread_time()
         found = self.joining.join(member, batches)
-        self.seconds += time.thread_time() - started_s
+        self.join_s += time.thread_time() - started_s
         return found
-
-
-@dataclass(slots=True)
-class _TimedChoosing:
-    """Delegates to another part, timed by this process's CPU clock."""
-
-    choosing: Choosing
-    seconds: float = 0.0
 
     def choose(self, batches: Collection[Batch], now_s: float) -> Batch:
         """As `Choosing.choose`."""
         started_s = time.thread_time()
         found = self.choosing.choose(batches, now_s)
-        self.seconds += time.thread_time() - started_s
+        self.choose_s += time.thread_time() - started_s
         return found
 
 
