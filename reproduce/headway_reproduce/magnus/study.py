@@ -7,18 +7,16 @@ from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
 from headway_reproduce.claims import claims_part
 from headway_reproduce.magnus.accuracy import accuracy, accuracy_seconds, prediction_part
-from headway_reproduce.magnus.cells import MagnusScope
+from headway_reproduce.magnus.cells import SEEDS, MagnusScope
 from headway_reproduce.magnus.claims import MagnusClaims
 from headway_reproduce.magnus.data import find_data, load_tasks, requests_a_task
 from headway_reproduce.magnus.engine import toy
-from headway_reproduce.magnus.findings import MagnusFindings
+from headway_reproduce.magnus.findings import toy_part
 from headway_reproduce.magnus.forest import lightgbm
-from headway_reproduce.magnus.reasons import MagnusReasons, toy_part
 from headway_reproduce.magnus.setting import (
     CAPACITY_TOKENS,
     HARDWARE,
     MODEL,
-    SEEDS,
     SIMULATED,
     VS,
     VS_BATCH,
@@ -30,16 +28,16 @@ from headway_reproduce.study import RepeatedPaper, read_kept
 FILE = "magnus-runs.jsonl"
 
 
-class Magnus(RepeatedPaper[MagnusFindings]):
+class Magnus(RepeatedPaper[MagnusClaims]):
     """Eight tasks on eight simulated V100s, and a smaller run on this machine's engine."""
 
     name = "magnus"
     title = "Magnus, repeated"
 
-    def findings(self, request: PaperRequest) -> MagnusFindings:
+    def findings(self, request: PaperRequest) -> MagnusClaims:
         """As `RepeatedPaper.findings`."""
         scope = MagnusScope(source=find_data(request.data), quick=request.quick)
-        return MagnusFindings(read_kept(request.root, MagnusResult, FILE), scope)
+        return MagnusClaims(read_kept(request.root, MagnusResult, FILE), scope)
 
     def more_seconds(self, request: PaperRequest) -> float:
         """Seconds of measuring the predictor's errors."""
@@ -52,12 +50,11 @@ class Magnus(RepeatedPaper[MagnusFindings]):
             lightgbm()
         return size
 
-    def study(self, findings: MagnusFindings, request: PaperRequest, tell: Tell) -> Study:
+    def study(self, findings: MagnusClaims, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
         scope = findings.scope
-        rates, reasons = MagnusClaims(findings.kept, scope), MagnusReasons(findings.kept, scope)
         found = accuracy(request, scope.source, tell)
-        claims = rates.claims(found)
+        claims = findings.claims(found)
         return self.told(
             scope,
             MagnusScope(source=scope.source),
@@ -67,19 +64,19 @@ class Magnus(RepeatedPaper[MagnusFindings]):
             claims=claims,
             parts=[
                 claims_part(claims, f"{SIMULATED}, and measured"),
-                rates.part(),
-                rates.ablation_part(),
-                reasons.phi_part(),
+                findings.rates_part(),
+                findings.ablation_part(),
+                findings.phi_part(),
                 toy_part(),
-                reasons.part(),
-                rates.today_part(),
+                findings.reasons_part(),
+                findings.today_part(),
                 prediction_part(found),
-                reasons.overhead_part(found),
+                findings.overhead_part(found),
             ],
         )
 
 
-def _facts(findings: MagnusFindings) -> list[tuple[str, str]]:
+def _facts(findings: MagnusClaims) -> list[tuple[str, str]]:
     """The settings of the runs."""
     scope = findings.scope
     tasks = load_tasks(scope.source)
