@@ -15,15 +15,7 @@ from headway.predict.steps.calibration import Calibration
 from headway.routing.magnus import WMA_LIMIT, WMA_SHARE
 from headway_reproduce.magnus.data import DataSource, data_digest
 from headway_reproduce.magnus.engine import engine_costs, toy
-from headway_reproduce.magnus.setting import (
-    CCB,
-    MAGNUS,
-    POLICIES,
-    PREDICTING,
-    TODAY,
-    VS,
-    VSQ,
-)
+from headway_reproduce.magnus.setting import CCB, MAGNUS, POLICIES, PREDICTING, TODAY, VS, VSQ
 
 # ---- what is varied ------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 from headway_reproduce.ablations import row_of
-from headway_reproduce.adaptivellm.setting import (
+from headway_reproduce.adaptivellm.cells import (
     ALL,
     BASELINE,
     BY_ALL,

@@ -22,16 +22,7 @@ from headway_reproduce.magnus.cells import (
 )
 from headway_reproduce.magnus.data import DataSource, data_digest, find_data
 from headway_reproduce.magnus.findings import GAINS, MagnusFindings
-from headway_reproduce.magnus.setting import (
-    ABP,
-    CCB,
-    GLP,
-    MAGNUS,
-    POLICIES,
-    TODAY,
-    VS,
-    VSQ,
-)
+from headway_reproduce.magnus.setting import ABP, CCB, GLP, MAGNUS, POLICIES, TODAY, VS, VSQ
 from headway_reproduce.magnus.simulation import MagnusResult
 from headway_reproduce.magnus.study import FILE, Magnus
 from headway_reproduce.study import read_kept

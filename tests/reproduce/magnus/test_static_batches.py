@@ -5,12 +5,7 @@ from statistics import fmean
 from typing import Any
 
 import pytest
-from headway_reproduce.magnus.static_batches import (
-    TOO_LARGE,
-    StaticResult,
-    StaticSystem,
-    simulate_batches,
-)
+from headway_reproduce.magnus.static_batches import TOO_LARGE, StaticResult, StaticSystem, simulate_batches
 from hypothesis import given
 from hypothesis import strategies as st
 
