@@ -237,9 +237,9 @@ class RepeatedPaper(ABC, Generic[FindingsT]):
     def findings(self, request: PaperRequest) -> FindingsT:
         """The requested runs, with those that the request's folder keeps."""
 
-    @abstractmethod
     def more_seconds(self, request: PaperRequest) -> float:
         """Seconds of everything except the simulated runs, roughly."""
+        return 0.0
 
     @abstractmethod
     def study(self, findings: FindingsT, request: PaperRequest, tell: Tell) -> Study:

@@ -13,8 +13,10 @@ from itertools import product
 from typing import NamedTuple
 
 from headway.lab.policy_choice import OWN_PARTS, Parts
+from headway.predict.steps.hardware import hardware
 from headway.sim.limits import EngineLimits
-from headway_reproduce.ablations import row_of
+from headway.traces import NAMED_LAWS
+from headway_reproduce.ablations import row_of, with_setting
 from headway_reproduce.adaptivellm.worth import WorthPoint, worth_points, worth_runs
 from headway_reproduce.study_runs import StudyRun
 
@@ -113,13 +115,9 @@ def parts_of(policy: str, *, padding: bool = True, free_block_each: bool = True)
         return OWN_PARTS
     row = row_of("vllm-v0" if policy == BASELINE else policy)
     return Parts(
-        batching=_with(row.batching, PADDING) if padding else row.batching,
-        eviction=_with(row.eviction, FREE_BLOCK_EACH) if free_block_each else row.eviction,
+        batching=with_setting(row.batching, PADDING) if padding else row.batching,
+        eviction=with_setting(row.eviction, FREE_BLOCK_EACH) if free_block_each else row.eviction,
     )
-
-
-def _with(spec: str, setting: str) -> str:
-    return f"{spec}{',' if ':' in spec else ':'}{setting}"
 
 
 class ModelAndData(NamedTuple):
@@ -334,3 +332,25 @@ def _seconds(pair: tuple[AdaptivePoint, str]) -> float:
     a_token, longest = _STEPS[point.group.data]
     tokens = point.limit if point.lengths == EXACT else min(point.limit, longest)
     return _STEP_S * max(a_token * tokens, REQUESTS * tokens / min(point.cap, SEATS))
+
+
+# ---- the same in words ---------------------------------------------------------------------------------
+
+
+def facts() -> list[tuple[str, str]]:
+    """What is run, in words."""
+    laws = {name: NAMED_LAWS[law] for name, law in DATA_SETS.items()}
+    lengths = "; ".join(
+        f"{name} {law.input.expected_tokens():.2f} in, {law.output.expected_tokens():.1f} out"
+        for name, law in laws.items()
+    )
+    return [
+        ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
+        (
+            "engine",
+            f"{GPU_BLOCKS} KV blocks of {BLOCK_TOKENS} tokens on the device, {HOST_BLOCKS} on the host, {SEATS} seats, "
+            f"{TOKENS_A_STEP:,} tokens a step, watermark {WATERMARK_BLOCKS} block, no prefix caching, synchronous; "
+            f"copies at {LINK_BYTES_PER_S / 1e9:g} GB/s each way (assumed), after one another and before the step",
+        ),
+        ("workload", f"{REQUESTS:,} requests a group, all at 0 s; mean tokens before the limit: {lengths}"),
+    ]

@@ -3,27 +3,8 @@
 from __future__ import annotations
 
 from headway.lab.papers import PaperRequest, Tell
-from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
-from headway.traces import NAMED_LAWS
-from headway_reproduce.adaptivellm.cells import (
-    ALL,
-    BLOCK_TOKENS,
-    DATA_SETS,
-    GPU_BLOCKS,
-    GROUPS,
-    HARDWARE,
-    HOST_BLOCKS,
-    LINK_BYTES_PER_S,
-    QUICK,
-    REQUESTS,
-    SEATS,
-    SEEDS,
-    SIMULATED,
-    TOKENS_A_STEP,
-    WATERMARK_BLOCKS,
-    AdaptivePoint,
-)
+from headway_reproduce.adaptivellm.cells import ALL, GROUPS, QUICK, SEEDS, SIMULATED, AdaptivePoint, facts
 from headway_reproduce.adaptivellm.claims import NOTE, AdaptiveClaims
 from headway_reproduce.adaptivellm.predictor_errors import errors_seconds, predictor_errors
 from headway_reproduce.adaptivellm.worth import worth_part
@@ -55,7 +36,7 @@ class AdaptiveLlm(RepeatedPaper[AdaptiveClaims]):
             ALL,
             extent=f"all; {SEEDS} seeds for throughput, 1 for the rest",
             seeds=len(findings.scope.seeds(AdaptivePoint(group=GROUPS[0]))),
-            facts=_facts(),
+            facts=facts(),
             claims=claims,
             parts=[
                 claims_part(claims, f"{SIMULATED}; predictors and decisions timed on this machine", NOTE),
@@ -68,22 +49,3 @@ class AdaptiveLlm(RepeatedPaper[AdaptiveClaims]):
                 findings.overhead_part(),
             ],
         )
-
-
-def _facts() -> list[tuple[str, str]]:
-    """The settings of the runs."""
-    laws = {name: NAMED_LAWS[law] for name, law in DATA_SETS.items()}
-    lengths = "; ".join(
-        f"{name} {law.input.expected_tokens():.2f} in, {law.output.expected_tokens():.1f} out"
-        for name, law in laws.items()
-    )
-    return [
-        ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
-        (
-            "engine",
-            f"{GPU_BLOCKS} KV blocks of {BLOCK_TOKENS} tokens on the device, {HOST_BLOCKS} on the host, {SEATS} seats, "
-            f"{TOKENS_A_STEP:,} tokens a step, watermark {WATERMARK_BLOCKS} block, no prefix caching, synchronous; "
-            f"copies at {LINK_BYTES_PER_S / 1e9:g} GB/s each way (assumed), after one another and before the step",
-        ),
-        ("workload", f"{REQUESTS:,} requests a group, all at 0 s; mean tokens before the limit: {lengths}"),
-    ]

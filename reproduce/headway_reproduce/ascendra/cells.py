@@ -22,8 +22,9 @@ from headway.lab.policy_choice import OWN_PARTS, Parts
 from headway.lab.simulation import fingerprint
 from headway.policies.batching.step_tokens import low_step_tokens
 from headway.predict.models.known_models import model_shape
+from headway.predict.steps.attention_kernels import attention_kernels
 from headway.predict.steps.calibration import Calibration
-from headway.predict.steps.hardware import calibration
+from headway.predict.steps.hardware import calibration, hardware
 from headway.sim.limits import EngineLimits
 
 # ---- what the paper ran on -----------------------------------------------------------------------------
@@ -637,3 +638,34 @@ QUICK = AscendraScope(
 
 def _about(case: AscendraCase, change: AscendraChange) -> float:
     return _ABOUT_REFERENCE_RPS
+
+
+# ---- the same in words ---------------------------------------------------------------------------------
+
+
+def facts(scope: AscendraScope, capacity_rps: float) -> list[tuple[str, str]]:
+    """What is run, in words."""
+    budgets = ", ".join(f"{equal_tokens(model.name):,} ({model.title})" for model in MODELS)
+    blocks = ", ".join(f"{model.title} {model.kv_blocks:,}" for model in MODELS)
+    return [
+        ("hardware", f"simulated; {INSTANCES} instances; {hardware(HARDWARE).provenance()}"),
+        (
+            "engine",
+            f"{SEATS} seats, {TOKENS_A_STEP:,} tokens a step where prompts are whole, in chunks {budgets}; one step at "
+            f"a time, no prefix caching; {attention_kernels(ATTENTION)}; KV blocks of {BLOCK_TOKENS} tokens: {blocks}",
+        ),
+        (
+            "workload",
+            f"{COUNT:,} requests a run, Poisson, to the last finish; lengths by laws of this package",
+        ),
+        ("targets", ", ".join(map(_targets, scope.cases))),
+        (
+            "late requests",
+            "are served, under every system; in overload they are dropped when their first token is due",
+        ),
+        ("capacity", f"Ascendra's in the main case ({MAIN}): {capacity_rps:.2f} req/s"),
+    ]
+
+
+def _targets(case: AscendraCase) -> str:
+    return f"{case}: first token {case.slo.ttft_s:g} s, between tokens {case.slo.tbt_s:g} s"

@@ -3,25 +3,8 @@
 from __future__ import annotations
 
 from headway.lab.papers import PaperRequest, Tell
-from headway.predict.steps.attention_kernels import attention_kernels
-from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
-from headway_reproduce.ascendra.cells import (
-    ALL,
-    ATTENTION,
-    BLOCK_TOKENS,
-    COUNT,
-    HARDWARE,
-    INSTANCES,
-    MAIN,
-    MODELS,
-    QUICK,
-    SEATS,
-    SEEDS,
-    TOKENS_A_STEP,
-    AscendraCase,
-    equal_tokens,
-)
+from headway_reproduce.ascendra.cells import ALL, QUICK, SEEDS, facts
 from headway_reproduce.ascendra.claims import Claims
 from headway_reproduce.ascendra.example import example_part
 from headway_reproduce.ascendra.real_run import real_part, real_runs, real_seconds
@@ -54,7 +37,7 @@ class AscendraStudy(RepeatedPaper[Claims]):
             ALL,
             extent=f"all; {SEEDS} seeds, 1 for sweeps of the configuration",
             seeds=len(findings.scope.seeds),
-            facts=_facts(findings),
+            facts=facts(findings.scope, findings.capacity_rps()),
             claims=claims,
             parts=[
                 claims_part(claims, findings.measured_on),
@@ -73,31 +56,3 @@ class AscendraStudy(RepeatedPaper[Claims]):
                 real_part(real),
             ],
         )
-
-
-def _facts(findings: Claims) -> list[tuple[str, str]]:
-    """The settings of the runs."""
-    budgets = ", ".join(f"{equal_tokens(model.name):,} ({model.title})" for model in MODELS)
-    blocks = ", ".join(f"{model.title} {model.kv_blocks:,}" for model in MODELS)
-    return [
-        ("hardware", f"simulated; {INSTANCES} instances; {hardware(HARDWARE).provenance()}"),
-        (
-            "engine",
-            f"{SEATS} seats, {TOKENS_A_STEP:,} tokens a step where prompts are whole, in chunks {budgets}; one step at "
-            f"a time, no prefix caching; {attention_kernels(ATTENTION)}; KV blocks of {BLOCK_TOKENS} tokens: {blocks}",
-        ),
-        (
-            "workload",
-            f"{COUNT:,} requests a run, Poisson, to the last finish; lengths by laws of this package",
-        ),
-        ("targets", ", ".join(map(_targets, findings.scope.cases))),
-        (
-            "late requests",
-            "are served, under every system; in overload they are dropped when their first token is due",
-        ),
-        ("capacity", f"Ascendra's in the main case ({MAIN}): {findings.capacity_rps():.2f} req/s"),
-    ]
-
-
-def _targets(case: AscendraCase) -> str:
-    return f"{case}: first token {case.slo.ttft_s:g} s, between tokens {case.slo.tbt_s:g} s"

@@ -16,9 +16,9 @@ from headway.core.batch_shape import BatchShape
 from headway.lab.policy_choice import OWN_PARTS, Parts
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import Calibration
-from headway.predict.steps.hardware import calibration
+from headway.predict.steps.hardware import calibration, hardware
 from headway.sim.limits import EngineLimits
-from headway_reproduce.ablations import row_of
+from headway_reproduce.ablations import row_of, with_setting
 from headway_reproduce.study_runs import StudyRun
 
 # ---- what the paper ran on -----------------------------------------------------------------------------
@@ -330,8 +330,7 @@ def with_quantum(point: FastServePoint, policy: str, quantum: float) -> FastServ
 
 def with_order(point: FastServePoint, policy: str, setting: str) -> FastServePoint:
     """A point with another value for a setting of the policy's order."""
-    row = row_of(policy)
-    order = f"{row.order}{',' if ':' in row.order else ':'}{setting}"
+    order = with_setting(row_of(policy).order, setting)
     return replace(point, parts=replace(OWN_PARTS, order=order))
 
 
@@ -670,3 +669,36 @@ def _seconds(pair: tuple[FastServePoint, str]) -> float:
     if point.machine in (SINGLE, SMALL):
         return _ABLATED_SECONDS * point.lengths.count / ABLATED_JOBS
     return _SECONDS.get(policy, _OTHER_SECONDS) * point.lengths.count / JOBS
+
+
+# ---- the same in words ---------------------------------------------------------------------------------
+
+
+def facts(capacity: Capacity) -> list[tuple[str, str]]:
+    """What is run, in words."""
+    return [
+        ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
+        *((machine.title, _sizes(machine)) for machine in (CLUSTER, SINGLE)),
+        (
+            "workload",
+            f"{JOBS:,} jobs a run, to the last finish, {ABLATED_JOBS:,} in the ablations; prompts and answers by "
+            f"Zipf's law up to {LONGEST_TOKENS:,} tokens each, theta {THETA:g}, {ABLATED_THETA:g} in the "
+            "ablations: chosen by the paper's own fixed points",
+        ),
+        (
+            "load",
+            f"1 is what the baseline gets through of the same jobs, all at once, mean of {CAPACITY_SEEDS} seeds: "
+            f"{ORCA}, which reserves the context of {CONTEXT_TOKENS:,} tokens for each, "
+            f"{capacity(END_TO_END):.2f} req/s end to end; {FCFS} {capacity(ABLATED):.2f} "
+            "req/s for the ablations",
+        ),
+    ]
+
+
+def _sizes(machine: PaperMachine) -> str:
+    limits = machine.limits()
+    return (
+        f"{machine.gpus} GPUs, pipeline stages: {machine.stages}; {limits.num_blocks:,} KV blocks of {BLOCK_TOKENS} "
+        f"tokens on the devices, {limits.host_blocks:,} on the host, batches of {BATCH} a stage, {SLOTS} slots, "
+        f"{TOKENS_A_STEP:,} tokens a step, no prefix caching, synchronous"
+    )

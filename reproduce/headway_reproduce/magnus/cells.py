@@ -12,10 +12,24 @@ from typing import NamedTuple
 from headway.lab.kept_runs import release
 from headway.lab.simulation import fingerprint
 from headway.predict.steps.calibration import Calibration
+from headway.predict.steps.hardware import hardware
 from headway.routing.magnus import WMA_LIMIT, WMA_SHARE
-from headway_reproduce.magnus.data import DataSource, data_digest
+from headway_reproduce.magnus.data import DataSource, data_digest, load_tasks, requests_a_task
 from headway_reproduce.magnus.engine import engine_costs, toy
-from headway_reproduce.magnus.setting import CCB, MAGNUS, POLICIES, PREDICTING, TODAY, VS, VSQ
+from headway_reproduce.magnus.setting import (
+    CAPACITY_TOKENS,
+    CCB,
+    HARDWARE,
+    MAGNUS,
+    MODEL,
+    POLICIES,
+    PREDICTING,
+    TODAY,
+    VS,
+    VS_BATCH,
+    VSQ,
+    VSQ_BATCH,
+)
 
 # ---- what is varied ------------------------------------------------------------------------------------
 
@@ -282,3 +296,36 @@ def _seconds(pair: tuple[MagnusPoint, str]) -> float:
     point, policy = pair
     learning = policy in PREDICTING and not point.change.true_lengths
     return _SECONDS.get(policy, _OTHER_SECONDS) + learning * _LEARNING_SECONDS
+
+
+# ---- the same in words ---------------------------------------------------------------------------------
+
+
+def facts(source: DataSource, capacity_rps: float) -> list[tuple[str, str]]:
+    """What is run, in words."""
+    tasks = load_tasks(source)
+    training = sum(len(task.training) for task in tasks)
+    workload = sum(len(task.workload) for task in tasks)
+    return [
+        ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
+        (
+            "engine",
+            f"{MODEL}, padded batches that return together; KV for {CAPACITY_TOKENS:,} tokens, which is {VS_BATCH} of "
+            f"the longest; vsq has room for {VSQ_BATCH}; {1e3 * toy().fitted_overhead_s:.1f} ms a step fitted to "
+            "the toy",
+        ),
+        (
+            "data",
+            f"{source.name}: {len(tasks)} tasks, {training:,} rows to train on and {workload:,} to serve, no "
+            f"input on both sides; {source.counted}",
+        ),
+        (
+            "workload",
+            f"{requests_a_task(source):,} requests of each task a run, in random order, Poisson",
+        ),
+        (
+            "load",
+            f"1 is what {VS} gets through of the same requests, all at once, mean of {SEEDS} seeds: "
+            f"{capacity_rps:.2f} req/s",
+        ),
+    ]
