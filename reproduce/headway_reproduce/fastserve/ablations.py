@@ -416,15 +416,6 @@ class MemoryFindings(Ablations):
             keys=2,
         )
 
-    def _slots(self, name: str) -> dict[str, float | None]:
-        """Value of K or K' -> mean JCT in seconds."""
-        points = self.scope.slot_points(self.capacity_rps).items()
-        return {
-            str(value): self.mean(point, FASTSERVE, mean_jct_s)
-            for (each, value), point in points
-            if each == name
-        }
-
     def _peak_table(self) -> StudyTable:
         rows: list[list[Value]] = []
         for name, point in self.scope.peaks(self.capacity_rps).items():
@@ -508,8 +499,11 @@ class MemoryFindings(Ablations):
                 )
 
     def _setting_claims(self) -> Iterable[Claim]:
+        points = self.scope.slot_points(self.capacity_rps).items()
         for name, called in _SLOT_NAMES.items():
-            found = sensitivity(self._slots(name).values())
+            found = sensitivity(
+                self.mean(point, FASTSERVE, mean_jct_s) for (each, _), point in points if each == name
+            )
             yield Claim(
                 where="section 4.2",
                 says=f"insensitive to {called}",

@@ -125,8 +125,7 @@ class EndToEnd(FastServeFindings):
 
     def sustained_gain(self, number: Number, factor: float) -> float | None:
         """fastserve's sustainable rate relative to Orca's."""
-        mine, theirs = (self.sustained_rps(policy, number, factor) for policy in (FASTSERVE, ORCA))
-        return mine / theirs if mine is not None and theirs else None
+        return ratio(*(self.sustained_rps(policy, number, factor) for policy in (FASTSERVE, ORCA)))
 
     def _said_of_oracle(self) -> str:
         gaps = span(self.ratio(point, FASTSERVE, ORACLE, mean_jct_s) for point in self.all_points())
