@@ -64,7 +64,7 @@ from headway_reproduce.study import Range, ratio, span
 from headway_reproduce.study_runs import throughput_rps
 
 PAPER_MOST_SWAP_ERROR = 0.04
-"""The same for copies out and in together (section 4.5)."""
+"""Mean relative error of predicted copies, out and in together (section 4.5)."""
 PAPER_REGRESSOR = "RandomForest, degree 2"
 PAPER_KV_MB = 39.1
 """KV of 100 tokens of OPT-13B (section 2.1)."""

@@ -525,35 +525,22 @@ class AscendraScope:
         """All other runs, those with the most requests first."""
         main_rps = reference(MAIN, UNCHANGED)
         found = [
-            *self._overload_runs(capacity_rps),
-            self.error_run(BUSY_LOADS[0] * main_rps),
-            *self._scale_runs(capacity_rps),
+            *self._capacity_runs(capacity_rps),
             *self._ablation_runs(main_rps),
-            *self._budget_runs(main_rps),
-            *self._reason_runs(reference, capacity_rps),
-            *(self.run(MAIN, service, BREAKDOWN_LOAD * main_rps, gaps=True) for service in SYSTEMS),
-            *(
-                self.run(MAIN, service, load * main_rps, change=SHARED_KERNEL)
-                for load, service in product(self.busy_loads, SYSTEMS)
-            ),
-            *(
-                self.run(MAIN, service, load * main_rps, change=change)
-                for change, load, service in product(self.region, REGION_LOADS, (*SYSTEMS, HEADWAY))
-            ),
+            *self._changed_runs(main_rps),
+            *self._other_case_runs(reference),
+            *([] if self.quick else self._swept_runs(main_rps)),
         ]
-        if not self.quick:
-            found += [
-                *self._choice_runs(main_rps),
-                *self._figure_2_runs(main_rps),
-            ]
         return sorted(dict.fromkeys(found), key=lambda run: -run.count)
 
-    def _overload_runs(self, capacity_rps: float) -> Iterable[AscendraRun]:
+    def _capacity_runs(self, capacity_rps: float) -> Iterable[AscendraRun]:
+        """Runs at shares of Ascendra's capacity: in overload, and with scaled targets.
+
+        A system that ignores targets runs once, and is judged at each scale.
+        """
         for over, service, seed in product(self.overloads, SYSTEMS, self.seeds):
             yield self.overload_run(service, over * capacity_rps, seed)
-
-    def _scale_runs(self, capacity_rps: float) -> Iterable[AscendraRun]:
-        """Runs over scaled targets. A system that ignores targets runs once, and is judged at each scale."""
+        yield self.overload_run(NO_HAND_OFF, self.overloads[-1] * capacity_rps, 0)
         for share, seed in product(SCALE_RATES, self.seeds):
             for service in BASELINES:
                 yield self.run(MAIN, service, share * capacity_rps, seed)
@@ -561,6 +548,7 @@ class AscendraScope:
                 yield self.run(MAIN, ASCENDRA, share * capacity_rps, seed, slo_scale=scale)
 
     def _ablation_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+        """Runs with a part of Ascendra changed, or watched step by step."""
         for seed in self.seeds:
             for load, service in product(self.busy_loads, ABLATED):
                 yield self.run(MAIN, service, load * main_rps, seed)
@@ -568,19 +556,28 @@ class AscendraScope:
             for service in SPLITS.values():
                 share = service.instances / ASCENDRA.instances
                 yield self.run(MAIN, service, share * SPLIT_LOAD * main_rps, seed)
-
-    def _reason_runs(self, reference: Reference, capacity_rps: float) -> Iterable[AscendraRun]:
-        """Runs with one thing changed, for the reasons of single statements; and two instances alone."""
-        main_rps = reference(MAIN, UNCHANGED)
         for service in (*(each.shedding() for each in SYSTEMS), PURE_EDF, NO_TICKET):
             yield self.run(MAIN, service, BREAKDOWN_LOAD * main_rps)
-        for load in self.busy_loads:
-            yield self.run(MAIN, FIXED_NARROW, load * main_rps)
-            yield self.run(MAIN, SPLITS["1L2H"], load * main_rps)
+        for load, service in product(self.busy_loads, (FIXED_NARROW, SPLITS["1L2H"])):
+            yield self.run(MAIN, service, load * main_rps)
+        for service in SYSTEMS:
+            yield self.run(MAIN, service, BREAKDOWN_LOAD * main_rps, gaps=True)
+        yield self.error_run(BUSY_LOADS[0] * main_rps)
+
+    def _changed_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+        """Runs with one thing changed for all compared systems: the budget, the kernels, the targets."""
+        for load, tokens, service in product(self.budget_loads, TOKENS_TRIED, CHUNKED):
+            yield self.run(MAIN, service, load * main_rps, TRIED_SEED, change=with_budget(tokens))
+        for load, service in product(self.busy_loads, SYSTEMS):
+            yield self.run(MAIN, service, load * main_rps, change=SHARED_KERNEL)
+        for change, load, service in product(self.region, REGION_LOADS, (*SYSTEMS, HEADWAY)):
+            yield self.run(MAIN, service, load * main_rps, change=change)
         for change in (SHARED_KERNEL, NARROW):
             yield self.run(MAIN, SPLITS["1L2H"], SPLIT_LOAD * main_rps, change=change)
         yield self.run(MAIN, SJF, REGION_LOADS[-1] * main_rps, change=NARROW)
-        yield self.overload_run(NO_HAND_OFF, self.overloads[-1] * capacity_rps, 0)
+
+    def _other_case_runs(self, reference: Reference) -> Iterable[AscendraRun]:
+        """Runs with one thing changed in the other cases, and two instances alone."""
         for case in self.cases:
             for change, service in product(self.case_changes(case), SYSTEMS):
                 yield self.run(case, service, CASE_LOAD * reference(case, change), change=change)
@@ -594,17 +591,10 @@ class AscendraScope:
             return ()
         return (SHARED_KERNEL, *(WORKLOADS if case == AscendraCase(QWEN, SHAREGPT) else ()))
 
-    def _choice_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+    def _swept_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+        """The threshold of the hand-off, and Figure 2."""
         for load, threshold in product(TRIED_LOADS, THRESHOLDS):
             yield self.run(MAIN, with_threshold(threshold), load * main_rps, TRIED_SEED)
-
-    def _budget_runs(self, main_rps: float) -> Iterable[AscendraRun]:
-        """One budget for all, and Sarathi-Serve's own beside it."""
-        for load in self.budget_loads:
-            for tokens, service in product(TOKENS_TRIED, CHUNKED):
-                yield self.run(MAIN, service, load * main_rps, TRIED_SEED, change=with_budget(tokens))
-
-    def _figure_2_runs(self, main_rps: float) -> Iterable[AscendraRun]:
         for name, instances in product((FIRST_COME, SHORTEST), FIGURE_2_INSTANCES):
             yield self.run(MAIN, with_order(name, instances), FIGURE_2_LOAD * main_rps)
 
