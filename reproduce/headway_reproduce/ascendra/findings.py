@@ -23,11 +23,9 @@ from headway_reproduce.ascendra.cells import (
     AscendraScope,
     Service,
 )
-from headway_reproduce.ascendra.run import AscendraResult, simulate_ascendra
+from headway_reproduce.ascendra.run import GOOD, AscendraResult, simulate_ascendra
 from headway_reproduce.study import Runs, chart, ratio
 
-GOOD = 0.9
-"""Share of requests within their targets that defines capacity."""
 Number = Callable[[AscendraResult], float | None]
 """A value of a run; None where it has no such value."""
 Curve = Sequence[tuple[float, float]]
@@ -182,7 +180,7 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
             curves,
             "load, simulated",
             "share within targets",
-            level=0.9,
+            level=GOOD,
             doubling=False,
         )
 
@@ -280,26 +278,26 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
         )
 
 
-def crossing(curve: Curve, level: float = GOOD) -> float | None:
-    """Where a curve first falls below a level, on the line between two points; None if it begins or stays there."""
-    if not curve or curve[0][1] < level:
+def crossing(curve: Curve) -> float | None:
+    """Where a curve first falls below `GOOD`, on the line between two points; None if it begins or stays there."""
+    if not curve or curve[0][1] < GOOD:
         return None
     for (low, above), (high, below) in pairwise(curve):
-        if below < level:
-            return low + (high - low) * (above - level) / (above - below)
+        if below < GOOD:
+            return low + (high - low) * (above - GOOD) / (above - below)
     return None
 
 
-def scale_at_good(curve: Curve, level: float = GOOD) -> float | None:
-    """The smallest factor on targets that keeps a level, on the line between two points; the first factor if it
+def scale_at_good(curve: Curve) -> float | None:
+    """The smallest factor on targets that keeps `GOOD`, on the line between two points; the first factor if it
     suffices.
     """
     for place, (scale, share) in enumerate(curve):
-        if share >= level:
+        if share >= GOOD:
             if not place:
                 return scale
             tighter, less = curve[place - 1]
-            return tighter + (scale - tighter) * (level - less) / (share - less)
+            return tighter + (scale - tighter) * (GOOD - less) / (share - less)
     return None
 
 

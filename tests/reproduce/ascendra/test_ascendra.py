@@ -37,7 +37,6 @@ from headway_reproduce.ascendra.claims import PAPER_GAINS
 from headway_reproduce.ascendra.findings import crossing, scale_at_good
 from headway_reproduce.ascendra.run import (
     AscendraResult,
-    PoolUse,
     TokenGaps,
     measure,
     needed_scale,
@@ -267,8 +266,7 @@ def test_requests_are_met_late_dropped_or_moved() -> None:
         ),
         unfinished("d", Outcome.EXPIRED, 0.0, 1.0, slo=TARGETS, instance="lp-0"),
     ]
-    use = {"lp": PoolUse(instances=1, busy_share=0.5), "hp": PoolUse(instances=1, busy_share=0.25)}
-    result = measure(records, use)
+    result = measure(records, {"lp": 0.5, "hp": 0.25})
     assert (result.requests, result.finished, result.met, result.late, result.dropped) == (4, 3, 2, 1, 1)
     assert (result.moves, result.goodput) == (1, 0.5)
     assert result.needed_scale is None  # nine in ten of four are all four, and one did not finish
