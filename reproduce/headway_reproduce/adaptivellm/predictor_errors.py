@@ -118,16 +118,13 @@ def predictor_errors(request: PaperRequest, tell: Tell) -> PredictorErrors:
     found = _judged(rows, request, tell)
     if found.noise is not None and found.noise > MOST_NOISE:
         _file(request, "recompute-rows").unlink(missing_ok=True)
-        return PredictorErrors(noise=found.noise, reason=_too_noisy(found.noise))
+        reason = (
+            f"Measured, and refused: on this busy machine the same prefill differs by {found.noise:.0%} in the mean "
+            f"from one time to the next, and no prediction can be better; accepted: up to {MOST_NOISE:.0%}."
+        )
+        return PredictorErrors(noise=found.noise, reason=reason)
     write_json(path, found)
     return found
-
-
-def _too_noisy(noise: float) -> str:
-    return (
-        f"Measured, and refused: on this busy machine the same prefill differs by {noise:.0%} in the mean from one "
-        f"time to the next, and no prediction can be better; accepted: up to {MOST_NOISE:.0%}."
-    )
 
 
 def _missing() -> list[str]:

@@ -41,8 +41,8 @@ class FixedPoints(FastServeFindings):
         return StudyPart(
             title="Lengths, by the paper's own fixed points",
             text=[
-                f"Nearest end to end: {_said(nearest)}; chosen: {_said(END_TO_END)}. Nearest for the ablations: "
-                f"{_said(nearest_ablated)}; chosen: {_said(ABLATED)}."
+                f"Nearest end to end: {nearest.lengths.output}; chosen: {END_TO_END.lengths.output}. Nearest for the "
+                f"ablations: {nearest_ablated.lengths.output}; chosen: {ABLATED.lengths.output}."
             ],
             tables=[self._table(candidates), self._ablated_table()],
         )
@@ -109,7 +109,3 @@ class FixedPoints(FastServeFindings):
 
 def _factor(ours: float, paper: float) -> float:
     return abs(log(ours / paper)) if ours else float("inf")
-
-
-def _said(place: CapacityPoint) -> str:
-    return place.lengths.output

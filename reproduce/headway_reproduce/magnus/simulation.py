@@ -111,7 +111,8 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
     costs = run_costs(run.policy, run.change)
     times = BatchTimes.of(_profile(run.change)) if run.policy == MAGNUS else None
     capacity = VSQ_CAPACITY_TOKENS if run.policy == VSQ else CAPACITY_TOKENS
-    forecasts = _forecasts(run)
+    predicts = run.policy in PREDICTING and not run.change.true_lengths
+    forecasts = MagnusForecasts(run.source, run.seed, run.change) if predicts else None
     settings = BatchSettings(
         capacity_tokens=capacity,
         wma_limit=run.phi.limit,
@@ -153,12 +154,6 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
         join_us=1e6 * timed.join_s / len(requests),
         choose_us=1e6 * timed.choose_s / result.batches,
     )
-
-
-def _forecasts(run: MagnusRun) -> MagnusForecasts | None:
-    if run.policy not in PREDICTING or run.change.true_lengths:
-        return None
-    return MagnusForecasts(run.source, run.seed, run.change)
 
 
 def _estimate(
