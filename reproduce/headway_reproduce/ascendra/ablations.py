@@ -9,41 +9,43 @@ from headway.predict.steps.attention_kernels import attention_kernels
 from headway.results.study import StudyPart, Value
 from headway.statistics import known, mean_of_all
 from headway_reproduce.ascendra.cells import (
-    ASCENDRA,
     ATTENTION,
     BREAKDOWN_LOAD,
     BUSY_LOADS,
     CHUNKED,
     FIGURE_2_INSTANCES,
     FIGURE_2_LOAD,
-    FIRST_COME,
-    FIXED,
-    HEADWAY,
     LIGHT_LOAD,
     MAIN,
     MODELS,
-    NO_HAND_OFF,
-    NO_TICKET,
-    PURE_EDF,
     REGION_LOADS,
     SHARED_KERNEL,
-    SHORTEST,
-    SJF,
     SPLIT_LOAD,
-    SPLITS,
-    SYSTEMS,
     THRESHOLDS,
     TOKENS_TRIED,
     TRIED_LOADS,
     TRIED_SEED,
-    Service,
     equal_tokens,
     with_budget,
-    with_order,
-    with_threshold,
 )
 from headway_reproduce.ascendra.findings import NAMES, AscendraFindings, Number, goodput
 from headway_reproduce.ascendra.run import QUANTILES, AscendraResult
+from headway_reproduce.ascendra.services import (
+    ASCENDRA,
+    FIRST_COME,
+    FIXED,
+    HEADWAY,
+    NO_HAND_OFF,
+    NO_TICKET,
+    PURE_EDF,
+    SHORTEST,
+    SJF,
+    SPLITS,
+    SYSTEMS,
+    Service,
+    with_order,
+    with_threshold,
+)
 from headway_reproduce.study import chart
 
 LP, HP = "lp", "hp"

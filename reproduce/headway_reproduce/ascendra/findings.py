@@ -10,20 +10,17 @@ from headway.errors import SimulationError
 from headway.results.study import Chart, StudyPart
 from headway.statistics import mean, mean_of_all
 from headway_reproduce.ascendra.cells import (
-    ASCENDRA,
     MAIN,
-    SARATHI,
     SCALE_RATES,
     SIMULATED,
-    SYSTEMS,
     UNCHANGED,
     AscendraCase,
     AscendraChange,
     AscendraRun,
     AscendraScope,
-    Service,
 )
 from headway_reproduce.ascendra.run import GOOD, AscendraResult, simulate_ascendra
+from headway_reproduce.ascendra.services import ASCENDRA, SARATHI, SYSTEMS, Service
 from headway_reproduce.study import Runs, chart, ratio
 
 Number = Callable[[AscendraResult], float | None]

@@ -8,30 +8,20 @@ from dataclasses import replace
 import pytest
 from headway_reproduce.ascendra.cells import (
     ALL,
-    ASCENDRA,
     CASES,
-    FIXED,
     LONGBENCH,
     MAIN,
     NARROW,
-    NO_HAND_OFF,
     QUICK,
     QWEN,
-    SARATHI,
-    SARATHI_512,
     SHARED_KERNEL,
     SHAREGPT,
-    SPLITS,
-    SYSTEMS,
-    VLLM_V0,
     AscendraCase,
     AscendraChange,
     AscendraRun,
     AscendraScope,
-    Service,
     with_budget,
     with_targets,
-    with_threshold,
 )
 from headway_reproduce.ascendra.claims import PAPER_GAINS
 from headway_reproduce.ascendra.findings import crossing, scale_at_good
@@ -43,6 +33,18 @@ from headway_reproduce.ascendra.run import (
     policies_of,
     simulate_ascendra,
     system_of,
+)
+from headway_reproduce.ascendra.services import (
+    ASCENDRA,
+    FIXED,
+    NO_HAND_OFF,
+    SARATHI,
+    SARATHI_512,
+    SPLITS,
+    SYSTEMS,
+    VLLM_V0,
+    Service,
+    with_threshold,
 )
 
 from headway.core.batch_shape import StepKind

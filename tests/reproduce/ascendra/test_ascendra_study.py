@@ -7,20 +7,11 @@ from pathlib import Path
 
 import pytest
 from headway_reproduce.ascendra.ablations import Ablation
-from headway_reproduce.ascendra.cells import (
-    ALL,
-    ASCENDRA,
-    BASELINES,
-    MAIN,
-    QUICK,
-    SARATHI,
-    VLLM_V0,
-    AscendraRun,
-    AscendraScope,
-)
+from headway_reproduce.ascendra.cells import ALL, MAIN, QUICK, AscendraRun, AscendraScope
 from headway_reproduce.ascendra.claims import Claims
 from headway_reproduce.ascendra.findings import AscendraFindings
 from headway_reproduce.ascendra.run import AscendraResult, PoolResult
+from headway_reproduce.ascendra.services import ASCENDRA, BASELINES, SARATHI, VLLM_V0
 from headway_reproduce.ascendra.study import FILE, AscendraStudy
 from headway_reproduce.study import read_kept
 
