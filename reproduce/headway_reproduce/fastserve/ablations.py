@@ -26,8 +26,6 @@ from headway_reproduce.fastserve.cells import (
     REACTIVE,
     RECOMPUTE,
     SCHEDULERS,
-    SINGLE,
-    SMALL,
     THETA_AXIS,
     FastServePoint,
 )
@@ -42,6 +40,7 @@ from headway_reproduce.fastserve.findings import (
     times,
 )
 from headway_reproduce.fastserve.fixed_points import PAPER_FULL_RPS
+from headway_reproduce.fastserve.machine import SINGLE, SMALL
 from headway_reproduce.study import chart, ratio, span
 
 PAPER_FIXED_GAIN = 13.9

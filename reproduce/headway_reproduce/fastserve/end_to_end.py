@@ -11,7 +11,6 @@ from headway_reproduce.claims import Claim, as_gain, as_trend, as_value, judged,
 from headway_reproduce.fastserve.cells import (
     AS_IT_STANDS,
     AXES,
-    CLUSTER,
     CV_AXIS,
     END_TO_END,
     EQUAL_LOAD_AXIS,
@@ -51,6 +50,7 @@ from headway_reproduce.fastserve.findings import (
     times,
 )
 from headway_reproduce.fastserve.fixed_points import PAPER_KNEE_RPS, PAPER_STATIC
+from headway_reproduce.fastserve.machine import CLUSTER
 from headway_reproduce.study import ratio, span
 from headway_reproduce.study_runs import Number, throughput_rps
 

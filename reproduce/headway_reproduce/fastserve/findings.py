@@ -13,13 +13,12 @@ from headway_reproduce.fastserve.cells import (
     FASTSERVE,
     LOW_CV_AXIS,
     RATE_AXIS,
-    SIMULATED,
     THETA_AXIS,
     CapacityPoint,
     FastServePoint,
     FastServeScope,
-    PaperMachine,
 )
+from headway_reproduce.fastserve.machine import SIMULATED, PaperMachine
 from headway_reproduce.study import Range, chart, span
 from headway_reproduce.study_runs import EngineFindings, Number, StudyRun, summary_key, throughput_rps
 

@@ -7,18 +7,17 @@ from math import log
 from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.fastserve.cells import (
     ABLATED,
-    CLUSTER,
     END_TO_END,
     FASTER_TRANSFORMER,
     FCFS,
     HALF_LOAD,
     ORCA,
     OVERLOAD,
-    SINGLE,
     CapacityPoint,
     loaded,
 )
 from headway_reproduce.fastserve.findings import FastServeFindings, mean_jct_s
+from headway_reproduce.fastserve.machine import CLUSTER, SINGLE
 
 PAPER_KNEE_RPS = 0.5
 """The rate above which Orca's latency departs from FastServe's (section 6.2)."""

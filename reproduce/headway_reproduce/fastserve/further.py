@@ -14,14 +14,13 @@ from headway_reproduce.fastserve.cells import (
     ORCA,
     PAPER_PER_TOKEN_S,
     PER_TOKEN,
-    RELEASED,
     SCALED,
     SHAREGPT,
     VLLM_V0,
     FastServePoint,
-    PaperMachine,
 )
 from headway_reproduce.fastserve.findings import LATENCIES, FastServeFindings, times
+from headway_reproduce.fastserve.machine import RELEASED, PaperMachine
 from headway_reproduce.study import chart
 from headway_reproduce.study_runs import summary_key
 

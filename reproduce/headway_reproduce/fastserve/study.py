@@ -6,11 +6,12 @@ from headway.lab.papers import PaperRequest, Tell
 from headway.results.study import Study
 from headway_reproduce.claims import claims_part
 from headway_reproduce.fastserve.ablations import MemoryFindings, Scheduler
-from headway_reproduce.fastserve.cells import ALL, AXES, FURTHER_AXES, QUICK, SEEDS, SIMULATED, facts
+from headway_reproduce.fastserve.cells import ALL, AXES, FURTHER_AXES, QUICK, SEEDS, facts
 from headway_reproduce.fastserve.end_to_end import EndToEnd
 from headway_reproduce.fastserve.findings import FastServeFindings
 from headway_reproduce.fastserve.fixed_points import FixedPoints
 from headway_reproduce.fastserve.further import FastServeFurther
+from headway_reproduce.fastserve.machine import SIMULATED
 from headway_reproduce.study import RepeatedPaper, read_kept
 from headway_reproduce.study_runs import RunResult
 

@@ -11,7 +11,6 @@ from headway_reproduce.fastserve.cells import (
     ANY_BATCH,
     AXES,
     CAPACITY_SEEDS,
-    CLUSTER,
     END_TO_END,
     EQUAL_LOAD_AXIS,
     FASTER_TRANSFORMER,
@@ -29,14 +28,10 @@ from headway_reproduce.fastserve.cells import (
     ORCA_PLACES,
     PAPER_PER_TOKEN_S,
     QUICK,
-    RELEASED,
-    SCALED_MACHINES,
     SEEDS,
     SHAREGPT,
     SHAREGPT_RATES_RPS,
-    SINGLE,
     SLOTS_FOR_ALL,
-    SMALL,
     THETA,
     THETA_AXIS,
     TODAY,
@@ -47,6 +42,7 @@ from headway_reproduce.fastserve.cells import (
     with_quantum,
     zipf,
 )
+from headway_reproduce.fastserve.machine import CLUSTER, RELEASED, SCALED_MACHINES, SINGLE, SMALL
 
 from headway.lab.policy_choice import check_policies
 from headway.predict.models.known_models import model_shape

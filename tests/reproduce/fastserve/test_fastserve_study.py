@@ -16,7 +16,6 @@ from headway_reproduce.fastserve.cells import (
     ORCA,
     QUICK,
     REACTIVE,
-    SINGLE,
     FastServeScope,
     loaded,
 )
@@ -31,6 +30,7 @@ from headway_reproduce.fastserve.findings import (
 )
 from headway_reproduce.fastserve.fixed_points import FixedPoints
 from headway_reproduce.fastserve.further import FastServeFurther
+from headway_reproduce.fastserve.machine import SINGLE
 from headway_reproduce.fastserve.study import FastServe
 from headway_reproduce.study import read_kept
 from headway_reproduce.study_runs import KeptRuns, Meter, RunResult, StudyRun
