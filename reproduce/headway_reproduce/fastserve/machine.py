@@ -79,8 +79,8 @@ class PaperMachine:
         """The engine in words."""
         limits = self.limits()
         return (
-            f"{self.gpus} GPUs, pipeline stages: {self.stages}; {limits.num_blocks:,} KV blocks of {BLOCK_TOKENS} tokens "
-            f"on the devices, {limits.host_blocks:,} on the host, batches of {BATCH} a stage, {SLOTS} slots, "
+            f"{self.gpus} GPUs, pipeline stages: {self.stages}; {limits.num_blocks:,} KV blocks of {BLOCK_TOKENS} "
+            f"tokens on the devices, {limits.host_blocks:,} on the host, batches of {BATCH} a stage, {SLOTS} slots, "
             f"{TOKENS_A_STEP:,} tokens a step, no prefix caching, synchronous"
         )
 
