@@ -85,11 +85,11 @@ def test_members_are_padded_to_the_longest_and_return_together_by_hand() -> None
 
 
 def test_a_batch_that_outgrows_the_memory_is_lost_when_it_does() -> None:
-    # Room for 24 tokens is 12 a member: 10 of the prompt and 2 more. The second token ends at 3 + 1.2. Then one after
-    # the other: a's prefill of 2 s and two decodes of 1.1 s, b's prefill of 1.4 s.
+    # Room for 24 tokens is 12 a member: 10 of the prompt and 2 more. The second token ends at 3 + 1.2. Then the shorter
+    # half, b with a prefill of 1.4 s, and a with one of 2 s and two decodes of 1.1 s.
     trace = [request("a", 0, 10, 3), request("b", 0, 4, 1)]
     records, result = serve(trace, queue("vs"), capacity=24, step=Linear(1.0, 0.1))
-    assert ends(records) == pytest.approx({"a": 8.4, "b": 9.8})
+    assert ends(records) == pytest.approx({"b": 5.6, "a": 9.8})
     assert (result.batches, result.out_of_memory) == (3, 1)
 
 
