@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from headway.errors import SimulationError
 from headway.results.study import Chart, StudyPart, StudyTable, Value
 from headway.statistics import mean_of_all
 from headway_reproduce.adaptivellm.cells import (
@@ -357,10 +356,7 @@ class AdaptiveFindings(EngineFindings[AdaptivePoint]):
         )
 
     def _planned(self, point: AdaptivePoint, policy: str) -> RunResult:
-        found = self.kept.result(point.run(policy, 0, every_step=True))
-        if found is None:
-            raise SimulationError(f"{policy} has not been run step by step at {point}")
-        return found
+        return self.made(point.run(policy, 0, every_step=True), policy, f"{point}, step by step")
 
     def overhead_part(self) -> StudyPart:
         """The overheads as a table."""

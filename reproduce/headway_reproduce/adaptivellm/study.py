@@ -44,7 +44,7 @@ class AdaptiveLlm(RepeatedPaper[AdaptiveClaims]):
                 findings.reasons(),
                 findings.figure_3(),
                 findings.figure_4(),
-                worth_part(findings.kept, findings.scope.worth_points()),
+                worth_part(findings, findings.scope.worth_points()),
                 errors.part(),
                 findings.overhead_part(),
             ],

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from headway.errors import SimulationError
 from headway.results.study import Chart, StudyPart
 from headway.statistics import mean, mean_of_all
 from headway_reproduce.ascendra.cells import (
@@ -51,6 +50,7 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
     """Ascendra's runs; a rate called a load is a share of the case's reference."""
 
     measured_on = SIMULATED
+    simulate = staticmethod(simulate_ascendra)
     scope: AscendraScope
 
     def phases(self) -> Iterator[Sequence[AscendraRun]]:
@@ -59,19 +59,9 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
         yield self.scope.sweep_runs(self.reference_rps)
         yield self.scope.further_runs(self.reference_rps, self.capacity_rps())
 
-    @property
-    def simulate(self) -> Callable[[AscendraRun], AscendraResult]:
-        """As `Runs.simulate`."""
-        return simulate_ascendra
-
     def result(self, run: AscendraRun) -> AscendraResult:
         """The result of a run. Raises SimulationError for one that was not made."""
-        found = self.kept.result(run)
-        if found is None:
-            raise SimulationError(
-                f"{run.service.name} has not been run for {run.case} at {run.rate_rps:g} req/s"
-            )
-        return found
+        return self.made(run, run.service.name, f"{run.case}, {run.rate_rps:g} req/s")
 
     def reference_rps(self, case: AscendraCase, change: AscendraChange = UNCHANGED) -> float:
         """The rate that a case's loads are shares of."""

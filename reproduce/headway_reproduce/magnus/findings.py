@@ -4,7 +4,7 @@ other thresholds and with one thing changed; what decisions cost; and the toy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -102,17 +102,13 @@ class MagnusFindings(PointFindings[MagnusPoint, MagnusRun, MagnusResult]):
     """Magnus's runs."""
 
     measured_on = SIMULATED
+    simulate = staticmethod(simulate_magnus)
     scope: MagnusScope
 
     def phases(self) -> Iterator[Sequence[MagnusRun]]:
         """The phases: first capacity, which the rates of all others are shares of."""
         yield self.scope.capacity_runs()
         yield self.scope.loaded_runs(self.capacity_rps)
-
-    @property
-    def simulate(self) -> Callable[[MagnusRun], MagnusResult]:
-        """As `Runs.simulate`."""
-        return simulate_magnus
 
     def run(self, point: MagnusPoint, policy: str, seed: int) -> MagnusRun:
         """As `PointFindings.run`."""

@@ -132,7 +132,7 @@ def test_where_the_sweep_does_not_pass_it_capacity_is_its_largest_rate(tmp_path:
 
 def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
     findings = AscendraFindings(read(tmp_path), QUICK)
-    with pytest.raises(SimulationError, match=r"sarathi has not been run for Mistral-7B/ShareGPT at 0 req/s"):
+    with pytest.raises(SimulationError, match=r"sarathi has not been run at Mistral-7B/ShareGPT, 0 req/s"):
         findings.reference_rps(MAIN)
 
 
