@@ -102,10 +102,10 @@ def _said(number: Number, digits: int = 2) -> str:
     return "not known" if number is None else f"{number:.{digits}f}"
 
 
-class Claims(Ablation):
+class AscendraClaims(Ablation):
     """The table of all claims, without those of runs that the quick part leaves out."""
 
-    def rows(self) -> Iterator[Claim]:
+    def claims(self) -> Iterator[Claim]:
         """The rows in the order of the paper."""
         yield self._figure_1()
         yield self._table_1()

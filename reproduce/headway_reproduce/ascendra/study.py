@@ -5,7 +5,7 @@ from __future__ import annotations
 from headway.lab.papers import PaperRequest, Tell
 from headway.results.study import Study
 from headway_reproduce.ascendra.cells import ALL, QUICK, SEEDS, facts
-from headway_reproduce.ascendra.claims import Claims
+from headway_reproduce.ascendra.claims import AscendraClaims
 from headway_reproduce.ascendra.example import example_part
 from headway_reproduce.ascendra.real_run import real_part, real_runs, real_seconds
 from headway_reproduce.ascendra.run import AscendraResult
@@ -15,23 +15,23 @@ from headway_reproduce.study import RepeatedPaper, read_kept
 FILE = "ascendra-runs.jsonl"
 
 
-class AscendraStudy(RepeatedPaper[Claims]):
+class AscendraStudy(RepeatedPaper[AscendraClaims]):
     """Three models on three simulated A100s, and three small instances behind the gateway on this machine."""
 
     name = "ascendra"
     title = "Ascendra, repeated"
 
-    def findings(self, request: PaperRequest) -> Claims:
+    def findings(self, request: PaperRequest) -> AscendraClaims:
         """As `RepeatedPaper.findings`."""
-        return Claims(read_kept(request.root, AscendraResult, FILE), QUICK if request.quick else ALL)
+        return AscendraClaims(read_kept(request.root, AscendraResult, FILE), QUICK if request.quick else ALL)
 
     def more_seconds(self, request: PaperRequest) -> float:
         """Seconds of the real engine."""
         return real_seconds(request)
 
-    def study(self, findings: Claims, request: PaperRequest, tell: Tell) -> Study:
+    def study(self, findings: AscendraClaims, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
-        claims, real = list(findings.rows()), real_runs(request, tell)
+        claims, real = list(findings.claims()), real_runs(request, tell)
         return self.told(
             findings.scope,
             ALL,
