@@ -31,3 +31,8 @@ def row_of(policy: str) -> Preset:
     """The row of parts of a study's policy; ConfigError for an unknown name."""
     preset, parts = preset_and_parts(policy)
     return rows_of(preset, parts)[preset]
+
+
+def with_setting(spec: str, setting: str) -> str:
+    """A part's text with one more setting."""
+    return f"{spec}{',' if ':' in spec else ':'}{setting}"

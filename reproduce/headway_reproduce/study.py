@@ -99,19 +99,26 @@ class Runs(ABC, Generic[RunT, ResultT]):
     kept: Kept[RunT, ResultT]
     scope: Scope
 
+    @staticmethod
+    @abstractmethod
+    def simulate(run: Any) -> Any:
+        """Make one run; the function of a module."""
+
     @abstractmethod
     def phases(self) -> Iterator[Sequence[RunT]]:
         """All runs in phases: a phase is asked for once the phases before it are done, since it may depend on them."""
-
-    @property
-    @abstractmethod
-    def simulate(self) -> Callable[[RunT], ResultT]:
-        """A function of a module that makes one run."""
 
     def make(self, jobs: int, tick: Tick) -> None:
         """Make the runs that are not kept yet."""
         for runs in self.phases():
             run_kept(runs, self.kept, self.simulate, jobs=jobs, tick=tick)
+
+    def made(self, run: RunT, policy: str, where: object) -> ResultT:
+        """The result of a run. Raises SimulationError, which names policy and place, for one that was not made."""
+        found = self.kept.result(run)
+        if found is None:
+            raise SimulationError(f"{policy} has not been run at {where}")
+        return found
 
     def num_kept(self) -> int:
         """The number of kept runs, as far as the phases so far determine which runs there are."""
@@ -188,11 +195,8 @@ class PointFindings(Runs[RunT, ResultT], Generic[PointT, RunT, ResultT]):
 
     def results(self, point: PointT, policy: str) -> list[ResultT]:
         """A result for each seed. Raises SimulationError for a run that was not made."""
-        runs = [self.run(point, policy, seed) for seed in self.scope.seeds(point)]
-        found = [result for run in runs if (result := self.kept.result(run)) is not None]
-        if len(found) < len(runs):
-            raise SimulationError(f"{policy} has not been run at {point}")
-        return found
+        seeds = self.scope.seeds(point)
+        return [self.made(self.run(point, policy, seed), policy, point) for seed in seeds]
 
     def mean(self, point: PointT, policy: str, number: Callable[[ResultT], float | None]) -> float | None:
         """The mean over seeds."""
@@ -237,9 +241,9 @@ class RepeatedPaper(ABC, Generic[FindingsT]):
     def findings(self, request: PaperRequest) -> FindingsT:
         """The requested runs, with those that the request's folder keeps."""
 
-    @abstractmethod
     def more_seconds(self, request: PaperRequest) -> float:
         """Seconds of everything except the simulated runs, roughly."""
+        return 0.0
 
     @abstractmethod
     def study(self, findings: FindingsT, request: PaperRequest, tell: Tell) -> Study:

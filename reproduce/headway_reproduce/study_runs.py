@@ -187,10 +187,7 @@ PointT = TypeVar("PointT", bound=EnginePoint)
 class EngineFindings(PointFindings[PointT, StudyRun, RunResult], Generic[PointT]):
     """The runs of one engine at points."""
 
-    @property
-    def simulate(self) -> Callable[[StudyRun], RunResult]:
-        """As `Runs.simulate`."""
-        return simulate_run
+    simulate = staticmethod(simulate_run)
 
     def run(self, point: PointT, policy: str, seed: int) -> StudyRun:
         """As `PointFindings.run`."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from headway_reproduce.adaptivellm.cells import QUICK
 from headway_reproduce.adaptivellm.predictor_errors import PredictorErrors
-from headway_reproduce.adaptivellm.setting import QUICK
 from headway_reproduce.ascendra.cells import QUICK as QUICK_OF_ASCENDRA
-from headway_reproduce.fastserve.scope import QUICK as QUICK_OF_FASTSERVE
+from headway_reproduce.fastserve.cells import QUICK as QUICK_OF_FASTSERVE
 from headway_reproduce.magnus.cells import MagnusScope
 from headway_reproduce.magnus.data import find_data
 from headway_reproduce.study_runs import FILE

@@ -3,100 +3,49 @@
 from __future__ import annotations
 
 from headway.lab.papers import PaperRequest, Tell
-from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
-from headway.traces import NAMED_LAWS
-from headway_reproduce.adaptivellm.latency import LatencyFindings, Overheads
+from headway_reproduce.adaptivellm.cells import ALL, GROUPS, QUICK, SEEDS, SIMULATED, AdaptivePoint, facts
+from headway_reproduce.adaptivellm.claims import NOTE, AdaptiveClaims
 from headway_reproduce.adaptivellm.predictor_errors import errors_seconds, predictor_errors
-from headway_reproduce.adaptivellm.setting import (
-    ALL,
-    BLOCK_TOKENS,
-    DATA_SETS,
-    GPU_BLOCKS,
-    GROUPS,
-    HARDWARE,
-    HOST_BLOCKS,
-    LINK_BYTES_PER_S,
-    QUICK,
-    REQUESTS,
-    SEATS,
-    SEEDS,
-    SIMULATED,
-    TOKENS_A_STEP,
-    WATERMARK_BLOCKS,
-    AdaptivePoint,
-)
-from headway_reproduce.adaptivellm.statements import (
-    NOTE,
-    LatencyStatements,
-    ThroughputStatements,
-    other_statements,
-)
-from headway_reproduce.adaptivellm.throughput import Throughput, ThroughputFindings
 from headway_reproduce.adaptivellm.worth import worth_part
 from headway_reproduce.claims import claims_part
 from headway_reproduce.study import RepeatedPaper, read_kept
 from headway_reproduce.study_runs import RunResult
 
 
-class AdaptiveLlm(RepeatedPaper[ThroughputFindings]):
+class AdaptiveLlm(RepeatedPaper[AdaptiveClaims]):
     """The twelve groups on a simulated A800, and predictor errors on this machine's engine."""
 
     name = "adaptivellm"
     title = "AdaptiveLLM, repeated"
 
-    def findings(self, request: PaperRequest) -> ThroughputFindings:
+    def findings(self, request: PaperRequest) -> AdaptiveClaims:
         """As `RepeatedPaper.findings`."""
-        return ThroughputFindings(read_kept(request.root, RunResult), QUICK if request.quick else ALL)
+        return AdaptiveClaims(read_kept(request.root, RunResult), QUICK if request.quick else ALL)
 
     def more_seconds(self, request: PaperRequest) -> float:
         """Seconds of the predictor measurements."""
         return errors_seconds(request)
 
-    def study(self, findings: ThroughputFindings, request: PaperRequest, tell: Tell) -> Study:
+    def study(self, findings: AdaptiveClaims, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
-        made = findings.kept, findings.scope
-        throughput, latency, overheads = Throughput(*made), LatencyFindings(*made), Overheads(*made)
         errors = predictor_errors(request, tell)
-        claims = [
-            *ThroughputStatements(*made).all(),
-            *LatencyStatements(*made).all(),
-            *other_statements(overheads, errors),
-        ]
+        claims = findings.claims(errors)
         return self.told(
             findings.scope,
             ALL,
             extent=f"all; {SEEDS} seeds for throughput, 1 for the rest",
             seeds=len(findings.scope.seeds(AdaptivePoint(group=GROUPS[0]))),
-            facts=_facts(),
+            facts=facts(),
             claims=claims,
             parts=[
                 claims_part(claims, f"{SIMULATED}; predictors and decisions timed on this machine", NOTE),
-                throughput.table_3(),
-                throughput.reasons(),
-                throughput.figure_3(),
-                latency.figure_4(),
-                worth_part(findings.kept, findings.scope.worth_points()),
+                findings.table_3(),
+                findings.reasons(),
+                findings.figure_3(),
+                findings.figure_4(),
+                worth_part(findings, findings.scope.worth_points()),
                 errors.part(),
-                overheads.part(),
+                findings.overhead_part(),
             ],
         )
-
-
-def _facts() -> list[tuple[str, str]]:
-    """The settings of the runs."""
-    laws = {name: NAMED_LAWS[law] for name, law in DATA_SETS.items()}
-    lengths = "; ".join(
-        f"{name} {law.input.expected_tokens():.2f} in, {law.output.expected_tokens():.1f} out"
-        for name, law in laws.items()
-    )
-    return [
-        ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
-        (
-            "engine",
-            f"{GPU_BLOCKS} KV blocks of {BLOCK_TOKENS} tokens on the device, {HOST_BLOCKS} on the host, {SEATS} seats, "
-            f"{TOKENS_A_STEP:,} tokens a step, watermark {WATERMARK_BLOCKS} block, no prefix caching, synchronous; "
-            f"copies at {LINK_BYTES_PER_S / 1e9:g} GB/s each way (assumed), after one another and before the step",
-        ),
-        ("workload", f"{REQUESTS:,} requests a group, all at 0 s; mean tokens before the limit: {lengths}"),
-    ]

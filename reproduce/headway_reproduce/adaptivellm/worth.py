@@ -8,14 +8,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
-from headway.errors import SimulationError
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.hardware import calibration
 from headway.results.study import StudyPart, StudyTable, Value
 from headway.sim.limits import EngineLimits
 from headway_reproduce.claims import EQUAL
-from headway_reproduce.study import ratio
-from headway_reproduce.study_runs import KeptRuns, RunResult, StudyRun, throughput_rps
+from headway_reproduce.study import Runs, ratio
+from headway_reproduce.study_runs import RunResult, StudyRun, throughput_rps
 
 MODEL = "meta-llama/Llama-3.1-8B"
 STOCK, PLUS, TWIN = "vllm", "adaptivellm-plus", "adaptivellm-plus-recompute"
@@ -90,21 +89,15 @@ def worth_runs(points: Iterable[WorthPoint]) -> list[StudyRun]:
     return list(dict.fromkeys(point.run(policy) for point, policy in product(points, (STOCK, PLUS, TWIN))))
 
 
-def worth_part(kept: KeptRuns, points: Sequence[WorthPoint]) -> StudyPart:
+def worth_part(runs: Runs[StudyRun, RunResult], points: Sequence[WorthPoint]) -> StudyPart:
     """Throughput relative to vLLM and to the twin that recomputes. Raises SimulationError for a run that was not
     made.
     """
 
-    def made(point: WorthPoint, policy: str) -> RunResult:
-        found = kept.result(point.run(policy))
-        if found is None:
-            raise SimulationError(f"{policy} has not been run at {point}")
-        return found
-
     rows: list[list[Value]] = []
     gains: list[float] = []
     for point in points:
-        stock, plus, twin = (made(point, policy) for policy in (STOCK, PLUS, TWIN))
+        stock, plus, twin = (runs.made(point.run(policy), policy, point) for policy in (STOCK, PLUS, TWIN))
         over = [ratio(throughput_rps(plus), throughput_rps(other)) for other in (stock, twin)]
         gains.append(over[1] or 0.0)
         left = plus.meter.swaps + plus.meter.recomputes

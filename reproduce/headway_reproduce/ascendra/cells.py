@@ -1,4 +1,9 @@
-"""Ascendra's runs, each determined by plain data, and the choice of runs: all, or the fixed part of `--quick`."""
+"""Ascendra's experiments: the models, the data, the targets and the systems, fixed before the first run; the runs, each
+determined by plain data; and the part of them that `--quick` keeps.
+
+Source: Ikram et al., "Ascendra: Dynamic Request Prioritization for Efficient LLM Serving" (arXiv 2504.20828v2, 2025).
+What the paper leaves open is marked "ours"; adr/0022 says why.
+"""
 
 from __future__ import annotations
 
@@ -16,68 +21,212 @@ from headway.lab.kept_runs import release
 from headway.lab.simulation import fingerprint
 from headway.policies.batching.step_tokens import low_step_tokens
 from headway.predict.models.known_models import model_shape
+from headway.predict.steps.attention_kernels import attention_kernels
 from headway.predict.steps.calibration import Calibration
-from headway.predict.steps.hardware import calibration
-from headway_reproduce.ascendra.setting import (
+from headway.predict.steps.hardware import calibration, hardware
+from headway.sim.limits import EngineLimits
+from headway_reproduce.ascendra.services import (
     ASCENDRA,
     BASELINES,
-    BREAKDOWN_LOAD,
-    BUSY_LOADS,
-    CASE_LOAD,
-    CASES,
-    COUNT,
-    ERROR_S,
-    FIGURE_2_INSTANCES,
-    FIGURE_2_LOAD,
     FIRST_COME,
     FIXED,
     FIXED_NARROW,
-    HARDWARE,
     HEADWAY,
     INSTANCES,
-    LIGHT_LOAD,
-    LOADS,
-    MAIN,
-    NARROW,
-    NARROW_SHARED,
     NO_HAND_OFF,
     NO_TICKET,
-    OVERLOAD_S,
-    OVERLOADS,
     PAIR,
-    PAIR_CASE,
-    PAIR_LOADS,
     PURE_EDF,
-    QWEN,
-    REGION,
-    REGION_LOADS,
     SARATHI,
     SARATHI_512,
-    SCALE_RATES,
-    SCALES,
-    SEEDS,
-    SHARED_KERNEL,
-    SHAREGPT,
     SHORTEST,
     SJF,
-    SPLIT_LOAD,
     SPLITS,
     SYSTEMS,
-    TBT_S,
-    THRESHOLDS,
-    TOKENS_A_STEP,
-    TOKENS_TRIED,
-    TRIED_LOADS,
-    TRIED_SEED,
-    UNCHANGED,
-    WORKLOADS,
-    AscendraCase,
-    AscendraChange,
     Service,
-    with_budget,
     with_order,
     with_threshold,
 )
+
+# ---- what the paper ran on -----------------------------------------------------------------------------
+
+HARDWARE = "a100-80g"
+"""Three A100 80 GB, an instance each (`INSTANCES`)."""
+SIMULATED = "simulated, 3 x A100 80 GB"
+"""The machine named in tables of simulated runs."""
+
+BLOCK_TOKENS = 16
+SEATS, TOKENS_A_STEP = 256, 8192
+"""Sizes of every engine (ours): vLLM's default seats, and a budget as large as the longest prompts, since `vllm-v0`
+and high-priority instances compute prompts whole. All systems that compute prompts in chunks have one budget,
+`equal_tokens`.
+"""
+ATTENTION, TODAYS_ATTENTION = "sarathi-serve", "flash-attn"
+"""Kernel layouts of the paper's engines, built on vLLM and Sarathi-Serve, and of today's vLLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model, and the KV blocks of an instance of it."""
+
+    title: str
+    name: str
+    kv_blocks: int
+
+    def limits(self) -> EngineLimits:
+        """An instance's sizes; steps are scheduled one at a time, as by the engines of the paper's time."""
+        return EngineLimits(
+            num_blocks=self.kv_blocks,
+            block_size=BLOCK_TOKENS,
+            max_num_seqs=SEATS,
+            max_num_batched_tokens=TOKENS_A_STEP,
+            prefix_caching=False,
+            asynchronous=False,
+        )
+
+
+MISTRAL = ServedModel("Mistral-7B", "mistralai/Mistral-7B-v0.1", 25_000)
+LLAMA = ServedModel("Llama-3.1-8B", "meta-llama/Llama-3.1-8B", 25_000)
+QWEN = ServedModel("Qwen-14B", "Qwen/Qwen-14B", 3_000)
+MODELS = (MISTRAL, LLAMA, QWEN)
+
+# ---- what is asked for ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Lengths by a law that ships with the package, and the longest answer that policies assume."""
+
+    title: str
+    law: str
+    longest_output: int
+    stand_in: bool = False
+
+
+SHAREGPT = Data("ShareGPT", "sharegpt-turns", 1024)
+"""Each turn of a conversation is a request of its own, whose prompt includes all earlier turns."""
+LONGBENCH = Data("LongBench (stand-in)", "arxiv-summarization", 4096, stand_in=True)
+"""arXiv papers to summarise: not the paper's data set, and named a stand-in wherever it is shown."""
+DATA = (SHAREGPT, LONGBENCH)
+
+TBT_S = 0.15
+TTFT_S = {
+    (MISTRAL, SHAREGPT): 1.0,
+    (MISTRAL, LONGBENCH): 2.5,
+    (LLAMA, SHAREGPT): 1.0,
+    (LLAMA, LONGBENCH): 2.5,
+    (QWEN, SHAREGPT): 1.5,
+    (QWEN, LONGBENCH): 3.0,
+}
+"""Targets for the first token, from the paper's table."""
+
+
+@dataclass(frozen=True, slots=True)
+class AscendraCase:
+    """A model serving a data set."""
+
+    model: ServedModel
+    data: Data
+
+    def __str__(self) -> str:
+        return f"{self.model.title}/{self.data.title}"
+
+    @property
+    def slo(self) -> Slo:
+        """The paper's targets."""
+        return Slo(ttft_s=TTFT_S[self.model, self.data], tbt_s=TBT_S)
+
+
+CASES = tuple(AscendraCase(model, data) for model in MODELS for data in DATA)
+MAIN = AscendraCase(MISTRAL, SHAREGPT)
+"""The case of all experiments but the sweep of rates: the one with the paper's largest gain."""
+
+# ---- how much, and at which rates ----------------------------------------------------------------------
+
+PAIR_CASE, PAIR_LOADS = AscendraCase(MISTRAL, LONGBENCH), (0.9, 1.1)
+"""Where two instances are compared, on the left of Figure 13; a load gives each as many requests as with three."""
+TOKENS_TRIED = (512, 1024, 2048)
+TRIED_LOADS = (1.0, 1.2)
+"""Loads in the main case at which the candidates for the shared budget of all chunked systems are compared."""
+TRIED_SEED = 100
+"""A separate seed, so that no result is reported on the requests that the budget was chosen with."""
+THRESHOLDS = (-0.1, 0.0, 0.05, 0.1, 0.2, 0.3)
+"""Thresholds of the hand-off, as shares of the target for the first token; 0.05 is the default."""
+FIGURE_2_INSTANCES = (1, 2, 3, 4)
+COUNT = 1500
+"""Requests of a run, which lasts until the last finish."""
+LOADS = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7)
+"""Rates as shares of `SARATHI`'s throughput of a case's requests, all at once (the first nine tenths of them)."""
+SEEDS = 3
+"""Seeds of the main case; the others have one."""
+LIGHT_LOAD, BUSY_LOADS = 0.5, (0.9, 1.1, 1.3)
+"""The load at which tickets are compared, and the loads of the other ablations."""
+BREAKDOWN_LOAD, SPLIT_LOAD, FIGURE_2_LOAD = 0.9, 1.1, 0.5
+OVERLOADS = (1.0, 1.1, 1.2, 1.3, 1.4, 1.5)
+"""Rates of the runs in overload, as shares of Ascendra's capacity."""
+OVERLOAD_S = 600.0
+SCALE_RATES = (0.5, 0.8, 1.0)
+"""Shares of Ascendra's capacity at which targets are made tighter."""
+SCALES = (0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 1.0, 1.4, 2.0)
+"""Factors on both targets."""
+ERROR_S = 600.0
+"""Length of the run in which predicted step times are compared with actual ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AscendraChange:
+    """A difference from the paper's setting, for every system, to find the reason of a figure (ours).
+
+    `ttft_factor` and `tbt_factor` are on one target each, `kv_share` is on the blocks, `attention` is the kernel
+    layout, `tokens` replaces the budget of chunked steps that follows from the target between tokens, and `law`
+    replaces the law of the data's lengths.
+    """
+
+    name: str = "as it stands"
+    ttft_factor: float = 1.0
+    tbt_factor: float = 1.0
+    kv_share: float = 1.0
+    attention: str = ATTENTION
+    tokens: int | None = None
+    law: str = ""
+
+
+UNCHANGED = AscendraChange()
+SHARED_KERNEL = AscendraChange(
+    name="one attention kernel for prompts and decodes, as today's vLLM on FlashAttention 2",
+    attention=TODAYS_ATTENTION,
+)
+MORE_KV = AscendraChange(name="twice the KV blocks", kv_share=2.0)
+FIRST_TURNS = AscendraChange(name="turns without what was said before", law="sharegpt")
+WORKLOADS = (MORE_KV, FIRST_TURNS)
+"""Changes that affect an instance's capacity: loads are then shares of `SARATHI`'s throughput with the change."""
+CASE_LOAD = 0.9
+"""The load at which the cases other than the main one are run with one thing changed."""
+
+
+def with_budget(tokens: int) -> AscendraChange:
+    """Every chunked system with this token budget."""
+    return AscendraChange(name=f"{tokens:,} tokens a step", tokens=tokens)
+
+
+def with_targets(ttft_s: float, tbt_s: float) -> AscendraChange:
+    """Other targets than the paper's in the main case."""
+    name = f"first token within {ttft_s:g} s, between tokens {tbt_s * 1000:g} ms"
+    return AscendraChange(name=name, ttft_factor=ttft_s / TTFT_S[MISTRAL, SHAREGPT], tbt_factor=tbt_s / TBT_S)
+
+
+REGION = tuple(
+    with_targets(ttft_s, tbt_s) for ttft_s in (0.5, 1.0, 2.0) for tbt_s in (0.025, 0.035, 0.05, 0.15)
+)
+"""Targets tested for whether two tiers beat equal instances."""
+NARROW = with_targets(2.0, 0.035)
+"""The one of them where this was first found."""
+NARROW_SHARED = replace(
+    NARROW, name=f"{NARROW.name}, one attention kernel for prompts and decodes", attention=TODAYS_ATTENTION
+)
+REGION_LOADS = (0.9, 1.1, 1.3)
+
+# ---- a run ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,10 +360,27 @@ class AscendraScope:
         own = change if change in WORKLOADS else UNCHANGED
         return AscendraRun(case=case, service=SARATHI, rate_rps=0.0, count=COUNT, seed=0, change=own)
 
-    def run(self, case: AscendraCase, service: Service, rate_rps: float, seed: int) -> AscendraRun:
-        """A standard run of a service at a rate."""
+    def run(
+        self,
+        case: AscendraCase,
+        service: Service,
+        rate_rps: float,
+        seed: int = 0,
+        *,
+        slo_scale: float = 1.0,
+        change: AscendraChange = UNCHANGED,
+        gaps: bool = False,
+    ) -> AscendraRun:
+        """A run of a service at a rate."""
         return AscendraRun(
-            case=case, service=service, rate_rps=float(f"{rate_rps:.5g}"), count=COUNT, seed=seed
+            case=case,
+            service=service,
+            rate_rps=float(f"{rate_rps:.5g}"),
+            count=COUNT,
+            seed=seed,
+            slo_scale=slo_scale,
+            change=change,
+            gaps=gaps,
         )
 
     def overload_run(self, service: Service, rate_rps: float, seed: int) -> AscendraRun:
@@ -224,18 +390,8 @@ class AscendraScope:
 
     def error_run(self, rate_rps: float) -> AscendraRun:
         """Ten minutes of arrivals, where every predicted step is compared with its actual time."""
-        run = self.run(MAIN, ASCENDRA, rate_rps, 0)
+        run = self.run(MAIN, ASCENDRA, rate_rps)
         return replace(run, count=round(ERROR_S * run.rate_rps), errors=True)
-
-    def changed_run(
-        self, service: Service, rate_rps: float, change: AscendraChange, case: AscendraCase = MAIN
-    ) -> AscendraRun:
-        """A run with one thing changed."""
-        return replace(self.run(case, service, rate_rps, 0), change=change)
-
-    def gaps_run(self, service: Service, rate_rps: float) -> AscendraRun:
-        """A run in which every time between tokens is kept."""
-        return replace(self.run(MAIN, service, rate_rps, 0), gaps=True)
 
     @property
     def region(self) -> Sequence[AscendraChange]:
@@ -267,42 +423,30 @@ class AscendraScope:
         """All other runs, those with the most requests first."""
         main_rps = reference(MAIN, UNCHANGED)
         found = [
-            *self._overload_runs(capacity_rps),
-            self.error_run(BUSY_LOADS[0] * main_rps),
-            *self._scale_runs(capacity_rps),
+            *self._capacity_runs(capacity_rps),
             *self._ablation_runs(main_rps),
-            *self._budget_runs(main_rps),
-            *self._reason_runs(reference, capacity_rps),
-            *(self.gaps_run(service, BREAKDOWN_LOAD * main_rps) for service in SYSTEMS),
-            *(
-                self.changed_run(service, load * main_rps, SHARED_KERNEL)
-                for load, service in product(self.busy_loads, SYSTEMS)
-            ),
-            *(
-                self.changed_run(service, load * main_rps, change)
-                for change, load, service in product(self.region, REGION_LOADS, (*SYSTEMS, HEADWAY))
-            ),
+            *self._changed_runs(main_rps),
+            *self._other_case_runs(reference),
+            *([] if self.quick else self._swept_runs(main_rps)),
         ]
-        if not self.quick:
-            found += [
-                *self._choice_runs(main_rps),
-                *self._figure_2_runs(main_rps),
-            ]
         return sorted(dict.fromkeys(found), key=lambda run: -run.count)
 
-    def _overload_runs(self, capacity_rps: float) -> Iterable[AscendraRun]:
+    def _capacity_runs(self, capacity_rps: float) -> Iterable[AscendraRun]:
+        """Runs at shares of Ascendra's capacity: in overload, and with scaled targets.
+
+        A system that ignores targets runs once, and is judged at each scale.
+        """
         for over, service, seed in product(self.overloads, SYSTEMS, self.seeds):
             yield self.overload_run(service, over * capacity_rps, seed)
-
-    def _scale_runs(self, capacity_rps: float) -> Iterable[AscendraRun]:
-        """Runs over scaled targets. A system that ignores targets runs once, and is judged at each scale."""
+        yield self.overload_run(NO_HAND_OFF, self.overloads[-1] * capacity_rps, 0)
         for share, seed in product(SCALE_RATES, self.seeds):
             for service in BASELINES:
                 yield self.run(MAIN, service, share * capacity_rps, seed)
             for scale in self.scales:
-                yield replace(self.run(MAIN, ASCENDRA, share * capacity_rps, seed), slo_scale=scale)
+                yield self.run(MAIN, ASCENDRA, share * capacity_rps, seed, slo_scale=scale)
 
     def _ablation_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+        """Runs with a part of Ascendra changed, or watched step by step."""
         for seed in self.seeds:
             for load, service in product(self.busy_loads, ABLATED):
                 yield self.run(MAIN, service, load * main_rps, seed)
@@ -310,25 +454,34 @@ class AscendraScope:
             for service in SPLITS.values():
                 share = service.instances / ASCENDRA.instances
                 yield self.run(MAIN, service, share * SPLIT_LOAD * main_rps, seed)
-
-    def _reason_runs(self, reference: Reference, capacity_rps: float) -> Iterable[AscendraRun]:
-        """Runs with one thing changed, for the reasons of single statements; and two instances alone."""
-        main_rps = reference(MAIN, UNCHANGED)
         for service in (*(each.shedding() for each in SYSTEMS), PURE_EDF, NO_TICKET):
-            yield self.run(MAIN, service, BREAKDOWN_LOAD * main_rps, 0)
-        for load in self.busy_loads:
-            yield self.run(MAIN, FIXED_NARROW, load * main_rps, 0)
-            yield self.run(MAIN, SPLITS["1L2H"], load * main_rps, 0)
+            yield self.run(MAIN, service, BREAKDOWN_LOAD * main_rps)
+        for load, service in product(self.busy_loads, (FIXED_NARROW, SPLITS["1L2H"])):
+            yield self.run(MAIN, service, load * main_rps)
+        for service in SYSTEMS:
+            yield self.run(MAIN, service, BREAKDOWN_LOAD * main_rps, gaps=True)
+        yield self.error_run(BUSY_LOADS[0] * main_rps)
+
+    def _changed_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+        """Runs with one thing changed for all compared systems: the budget, the kernels, the targets."""
+        for load, tokens, service in product(self.budget_loads, TOKENS_TRIED, CHUNKED):
+            yield self.run(MAIN, service, load * main_rps, TRIED_SEED, change=with_budget(tokens))
+        for load, service in product(self.busy_loads, SYSTEMS):
+            yield self.run(MAIN, service, load * main_rps, change=SHARED_KERNEL)
+        for change, load, service in product(self.region, REGION_LOADS, (*SYSTEMS, HEADWAY)):
+            yield self.run(MAIN, service, load * main_rps, change=change)
         for change in (SHARED_KERNEL, NARROW):
-            yield self.changed_run(SPLITS["1L2H"], SPLIT_LOAD * main_rps, change)
-        yield self.changed_run(SJF, REGION_LOADS[-1] * main_rps, NARROW)
-        yield self.overload_run(NO_HAND_OFF, self.overloads[-1] * capacity_rps, 0)
+            yield self.run(MAIN, SPLITS["1L2H"], SPLIT_LOAD * main_rps, change=change)
+        yield self.run(MAIN, SJF, REGION_LOADS[-1] * main_rps, change=NARROW)
+
+    def _other_case_runs(self, reference: Reference) -> Iterable[AscendraRun]:
+        """Runs with one thing changed in the other cases, and two instances alone."""
         for case in self.cases:
             for change, service in product(self.case_changes(case), SYSTEMS):
-                yield self.changed_run(service, CASE_LOAD * reference(case, change), change, case)
+                yield self.run(case, service, CASE_LOAD * reference(case, change), change=change)
         for load, service in product(PAIR_LOADS, PAIR):
             share = service.instances / INSTANCES
-            yield self.run(PAIR_CASE, service, share * load * reference(PAIR_CASE, UNCHANGED), 0)
+            yield self.run(PAIR_CASE, service, share * load * reference(PAIR_CASE, UNCHANGED))
 
     def case_changes(self, case: AscendraCase) -> Sequence[AscendraChange]:
         """The changes in a case that test the reasons of its gains."""
@@ -336,23 +489,12 @@ class AscendraScope:
             return ()
         return (SHARED_KERNEL, *(WORKLOADS if case == AscendraCase(QWEN, SHAREGPT) else ()))
 
-    def _choice_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+    def _swept_runs(self, main_rps: float) -> Iterable[AscendraRun]:
+        """The threshold of the hand-off, and Figure 2."""
         for load, threshold in product(TRIED_LOADS, THRESHOLDS):
             yield self.run(MAIN, with_threshold(threshold), load * main_rps, TRIED_SEED)
-
-    def _budget_runs(self, main_rps: float) -> Iterable[AscendraRun]:
-        """One budget for all, and Sarathi-Serve's own beside it."""
-        for load in self.budget_loads:
-            for tokens, service in product(TOKENS_TRIED, CHUNKED):
-                yield self.budget_run(tokens, service, load * main_rps)
-
-    def budget_run(self, tokens: int, service: Service, rate_rps: float) -> AscendraRun:
-        """A run with this token budget."""
-        return replace(self.run(MAIN, service, rate_rps, TRIED_SEED), change=with_budget(tokens))
-
-    def _figure_2_runs(self, main_rps: float) -> Iterable[AscendraRun]:
         for name, instances in product((FIRST_COME, SHORTEST), FIGURE_2_INSTANCES):
-            yield self.run(MAIN, with_order(name, instances), FIGURE_2_LOAD * main_rps, 0)
+            yield self.run(MAIN, with_order(name, instances), FIGURE_2_LOAD * main_rps)
 
     def num_runs(self) -> int:
         """The number of all runs."""
@@ -384,3 +526,34 @@ QUICK = AscendraScope(
 
 def _about(case: AscendraCase, change: AscendraChange) -> float:
     return _ABOUT_REFERENCE_RPS
+
+
+# ---- the same in words ---------------------------------------------------------------------------------
+
+
+def facts(scope: AscendraScope, capacity_rps: float) -> list[tuple[str, str]]:
+    """What is run, in words."""
+    budgets = ", ".join(f"{equal_tokens(model.name):,} ({model.title})" for model in MODELS)
+    blocks = ", ".join(f"{model.title} {model.kv_blocks:,}" for model in MODELS)
+    return [
+        ("hardware", f"simulated; {INSTANCES} instances; {hardware(HARDWARE).provenance()}"),
+        (
+            "engine",
+            f"{SEATS} seats, {TOKENS_A_STEP:,} tokens a step where prompts are whole, in chunks {budgets}; one step at "
+            f"a time, no prefix caching; {attention_kernels(ATTENTION)}; KV blocks of {BLOCK_TOKENS} tokens: {blocks}",
+        ),
+        (
+            "workload",
+            f"{COUNT:,} requests a run, Poisson, to the last finish; lengths by laws of this package",
+        ),
+        ("targets", ", ".join(map(_targets, scope.cases))),
+        (
+            "late requests",
+            "are served, under every system; in overload they are dropped when their first token is due",
+        ),
+        ("capacity", f"Ascendra's in the main case ({MAIN}): {capacity_rps:.2f} req/s"),
+    ]
+
+
+def _targets(case: AscendraCase) -> str:
+    return f"{case}: first token {case.slo.ttft_s:g} s, between tokens {case.slo.tbt_s:g} s"

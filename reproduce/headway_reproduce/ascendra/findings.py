@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
-from headway.errors import SimulationError
-from headway.results.study import Chart, StudyPart, Value
+from headway.results.study import Chart, StudyPart
 from headway.statistics import mean, mean_of_all
-from headway_reproduce.ascendra.cells import AscendraRun, AscendraScope
-from headway_reproduce.ascendra.run import AscendraResult, simulate_ascendra
-from headway_reproduce.ascendra.setting import (
-    ASCENDRA,
-    GOOD,
+from headway_reproduce.ascendra.cells import (
     MAIN,
-    SARATHI,
     SCALE_RATES,
     SIMULATED,
-    SYSTEMS,
     UNCHANGED,
     AscendraCase,
     AscendraChange,
-    Service,
+    AscendraRun,
+    AscendraScope,
 )
+from headway_reproduce.ascendra.run import GOOD, AscendraResult, simulate_ascendra
+from headway_reproduce.ascendra.services import ASCENDRA, SARATHI, SYSTEMS, Service
 from headway_reproduce.study import Runs, chart, ratio
 
 Number = Callable[[AscendraResult], float | None]
@@ -39,11 +35,22 @@ def goodput(result: AscendraResult) -> float:
     return result.goodput
 
 
+def dropped(result: AscendraResult) -> float:
+    """Share of all requests that never started."""
+    return result.dropped / result.requests
+
+
+def late(result: AscendraResult) -> float:
+    """Share of all requests that finished outside a target."""
+    return result.late / result.requests
+
+
 @dataclass(frozen=True)
 class AscendraFindings(Runs[AscendraRun, AscendraResult]):
     """Ascendra's runs; a rate called a load is a share of the case's reference."""
 
     measured_on = SIMULATED
+    simulate = staticmethod(simulate_ascendra)
     scope: AscendraScope
 
     def phases(self) -> Iterator[Sequence[AscendraRun]]:
@@ -52,19 +59,9 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
         yield self.scope.sweep_runs(self.reference_rps)
         yield self.scope.further_runs(self.reference_rps, self.capacity_rps())
 
-    @property
-    def simulate(self) -> Callable[[AscendraRun], AscendraResult]:
-        """As `Runs.simulate`."""
-        return simulate_ascendra
-
     def result(self, run: AscendraRun) -> AscendraResult:
         """The result of a run. Raises SimulationError for one that was not made."""
-        found = self.kept.result(run)
-        if found is None:
-            raise SimulationError(
-                f"{run.service.name} has not been run for {run.case} at {run.rate_rps:g} req/s"
-            )
-        return found
+        return self.made(run, run.service.name, f"{run.case}, {run.rate_rps:g} req/s")
 
     def reference_rps(self, case: AscendraCase, change: AscendraChange = UNCHANGED) -> float:
         """The rate that a case's loads are shares of."""
@@ -85,8 +82,11 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
         self, case: AscendraCase, rate_rps: float, service: Service, *, scale: float = 1.0
     ) -> list[AscendraResult]:
         """The results of all seeds at a rate."""
-        runs = [self.scope.run(case, service, rate_rps, seed) for seed in self.scope.seeds_of(case)]
-        return [self.result(replace(run, slo_scale=scale)) for run in runs]
+        runs = [
+            self.scope.run(case, service, rate_rps, seed, slo_scale=scale)
+            for seed in self.scope.seeds_of(case)
+        ]
+        return [self.result(run) for run in runs]
 
     def mean(
         self, case: AscendraCase, load: float, service: Service, number: Number = goodput
@@ -111,55 +111,25 @@ class AscendraFindings(Runs[AscendraRun, AscendraResult]):
         self, service: Service, load: float, change: AscendraChange, case: AscendraCase = MAIN
     ) -> float:
         """Goodput with one thing changed; a single seed."""
-        return self.result(self._changed_run(service, load, change, case)).goodput
+        rate_rps = load * self.reference_rps(case, change)
+        return self.result(self.scope.run(case, service, rate_rps, change=change)).goodput
 
-    def _changed_run(
-        self, service: Service, load: float, change: AscendraChange, case: AscendraCase = MAIN
-    ) -> AscendraRun:
-        return self.scope.changed_run(service, load * self.reference_rps(case, change), change, case)
+    # ---- goodput against rate ----------------------------------------------------------------------
 
-
-def crossing(curve: Curve, level: float = GOOD) -> float | None:
-    """Where a curve first falls below a level, on the line between two points; None if it begins or stays there."""
-    if not curve or curve[0][1] < level:
-        return None
-    for (low, above), (high, below) in pairwise(curve):
-        if below < level:
-            return low + (high - low) * (above - level) / (above - below)
-    return None
-
-
-def scale_at_good(curve: Curve, level: float = GOOD) -> float | None:
-    """The smallest factor on targets that keeps a level, on the line between two points; the first factor if it
-    suffices.
-    """
-    for place, (scale, share) in enumerate(curve):
-        if share >= level:
-            if not place:
-                return scale
-            tighter, less = curve[place - 1]
-            return tighter + (scale - tighter) * (level - less) / (share - less)
-    return None
-
-
-# ---- goodput against rate ------------------------------------------------------------------------------
-
-
-class AscendraRates(AscendraFindings):
-    """Every system's curve in every case, and Ascendra's gains beside the paper's."""
-
-    def part(self) -> StudyPart:
+    def rates_part(self) -> StudyPart:
         """Each system's curve in each case."""
         cases, loads = self.scope.cases, self.scope.loads
-        capacities: list[list[Value]] = [
-            [str(case), self.reference_rps(case), *(self.rate_at_good(case, service) for service in SYSTEMS)]
-            for case in cases
-        ]
         capacity = self.table(
             "capacity",
             "Requests a second at which nine in ten are within both targets",
             ["case", "load of 1, req/s", *NAMES],
-            capacities,
+            [
+                [
+                    *(str(case), self.reference_rps(case)),
+                    *(self.rate_at_good(case, service) for service in SYSTEMS),
+                ]
+                for case in cases
+            ],
             "None where the sweep begins or ends beyond it.",
         )
         table = self.table(
@@ -167,7 +137,10 @@ class AscendraRates(AscendraFindings):
             "Share of requests within both targets",
             ["case", "load", "req/s", *NAMES],
             [
-                [str(case), load, load * self.reference_rps(case), *self._goodputs(case, load)]
+                [
+                    *(str(case), load, load * self.reference_rps(case)),
+                    *(self.mean(case, load, service) for service in SYSTEMS),
+                ]
                 for case in cases
                 for load in loads
             ],
@@ -179,9 +152,6 @@ class AscendraRates(AscendraFindings):
         )
         charts = [self._chart(case) for case in cases]
         return StudyPart(title="Goodput against rate", tables=[capacity, table], charts=charts)
-
-    def _goodputs(self, case: AscendraCase, load: float) -> list[float | None]:
-        return [self.mean(case, load, service) for service in SYSTEMS]
 
     def _chart(self, case: AscendraCase) -> Chart:
         curves = {
@@ -197,21 +167,11 @@ class AscendraRates(AscendraFindings):
             curves,
             "load, simulated",
             "share within targets",
-            level=0.9,
+            level=GOOD,
             doubling=False,
         )
 
-
-def _slug(case: AscendraCase) -> str:
-    words = f"{case.model.title}-{case.data.title}".lower()
-    return "".join(letter if letter.isalnum() else "-" for letter in words).strip("-").replace("--", "-")
-
-
-# ---- tighter targets -----------------------------------------------------------------------------------
-
-
-class TargetFindings(AscendraFindings):
-    """How tight targets may be: the smallest factor on both targets that nine in ten requests still meet."""
+    # ---- tighter targets ---------------------------------------------------------------------------
 
     def least_scale(self, share: float, service: Service) -> float | None:
         """The smallest factor at a share of Ascendra's capacity, mean over seeds of the baselines; None if no factor
@@ -230,76 +190,51 @@ class TargetFindings(AscendraFindings):
             ]
         )
 
-    def part(self) -> StudyPart:
+    def targets_part(self) -> StudyPart:
         """The factors by share of capacity and system."""
-        rows = {share: [self.least_scale(share, service) for service in SYSTEMS] for share in SCALE_RATES}
         table = self.table(
             "slo-scale",
             f"Smallest factor on both targets that nine in ten are within ({MAIN})",
             ["rate, of Ascendra's capacity", *NAMES],
-            [[share, *scales] for share, scales in rows.items()],
+            [[share, *(self.least_scale(share, service) for service in SYSTEMS)] for share in SCALE_RATES],
             "Smaller is tighter. Ascendra decides by targets, so it is run with each of a few factors, the smallest "
             f"{self.scope.scales[0]:g}, and read off between two.",
         )
         return StudyPart(title="Tighter targets", tables=[table])
 
+    # ---- overload with shedding --------------------------------------------------------------------
 
-# ---- overload with shedding ----------------------------------------------------------------------------
+    def overload_share(self, service: Service, over: float, number: Number = goodput) -> float:
+        """The mean over seeds of a share of all requests, by default of those within targets.
 
-Shares = dict[str, float]
-"""System -> share of all requests."""
-
-
-@dataclass(frozen=True, slots=True)
-class Overload:
-    """Shares of all requests at one rate: within targets, dropped, and finished late, by system."""
-
-    over: float
-    met: Shares
-    dropped: Shares
-    late: Shares
-
-    def gain(self, over: str) -> float:
-        """Ascendra's requests within targets relative to another's; 0 if the other has none."""
-        return ratio(self.met[ASCENDRA.name], self.met[over]) or 0.0
-
-
-class Overloads(AscendraFindings):
-    """Ten minutes above capacity, where every system drops requests still waiting when their first token is due."""
-
-    def found(self) -> list[Overload]:
-        """Each rate, means over seeds."""
-        return [
-            Overload(
-                over,
-                self._shares(over, goodput),
-                self._shares(over, lambda result: result.dropped / result.requests),
-                self._shares(over, lambda result: result.late / result.requests),
-            )
-            for over in self.scope.overloads
-        ]
-
-    def _shares(self, over: float, number: Number) -> Shares:
-        return {service.name: self._share(service, over, number) for service in SYSTEMS}
-
-    def _share(self, service: Service, over: float, number: Number) -> float:
+        `over` is the rate, as a share of Ascendra's capacity.
+        """
         rate_rps = over * self.capacity_rps()
         runs = [self.scope.overload_run(service, rate_rps, seed) for seed in self.scope.seeds]
         return mean_of_all(number(self.result(run)) for run in runs) or 0.0
 
-    def part(self) -> StudyPart:
+    def overload_gain(self, over: float, service: Service) -> float:
+        """Ascendra's requests within targets relative to another's; 0 if the other has none."""
+        return ratio(self.overload_share(ASCENDRA, over), self.overload_share(service, over)) or 0.0
+
+    def overload_part(self) -> StudyPart:
         """Shares within targets, dropped and late, by rate."""
-        found = self.found()
-        rows: list[list[Value]] = [
-            [each.over, *(shares[name] for shares in (each.met, each.dropped, each.late) for name in NAMES)]
-            for each in found
-        ]
-        shown = [f"{what}: {name}" for what in ("within", "dropped", "late") for name in NAMES]
+        shares = {"within": goodput, "dropped": dropped, "late": late}
         table = self.table(
             "overload",
             f"Ten minutes in overload, shares of all requests ({MAIN})",
-            ["rate, of Ascendra's capacity", *shown],
-            rows,
+            ["rate, of Ascendra's capacity", *(f"{what}: {name}" for what in shares for name in NAMES)],
+            [
+                [
+                    over,
+                    *(
+                        self.overload_share(service, over, share)
+                        for share in shares.values()
+                        for service in SYSTEMS
+                    ),
+                ]
+                for over in self.scope.overloads
+            ],
             "Every system drops a request that still waits for its first step when its first token is due. Late ones "
             "finished outside a target.",
             decimals=3,
@@ -308,7 +243,10 @@ class Overloads(AscendraFindings):
         drawn = chart(
             "overload",
             title,
-            {name: [(each.over, each.met[name]) for each in found] for name in NAMES},
+            {
+                service.name: [(over, self.overload_share(service, over)) for over in self.scope.overloads]
+                for service in SYSTEMS
+            },
             "rate, of Ascendra's capacity; simulated",
             "share within targets",
             doubling=False,
@@ -317,7 +255,7 @@ class Overloads(AscendraFindings):
 
     def _said_of_hand_offs(self) -> str:
         moved = {
-            over: self._share(ASCENDRA, over, lambda result: result.moves / result.requests)
+            over: self.overload_share(ASCENDRA, over, lambda result: result.moves / result.requests)
             for over in self.scope.overloads
         }
         said = ", ".join(f"{share:.0%} at {over:g}" for over, share in moved.items())
@@ -325,3 +263,31 @@ class Overloads(AscendraFindings):
             f"LP instances hand off {said} of capacity, of all requests, to the one HP instance. They know what waits "
             "there, and keep what would be late there too."
         )
+
+
+def crossing(curve: Curve) -> float | None:
+    """Where a curve first falls below `GOOD`, on the line between two points; None if it begins or stays there."""
+    if not curve or curve[0][1] < GOOD:
+        return None
+    for (low, above), (high, below) in pairwise(curve):
+        if below < GOOD:
+            return low + (high - low) * (above - GOOD) / (above - below)
+    return None
+
+
+def scale_at_good(curve: Curve) -> float | None:
+    """The smallest factor on targets that keeps `GOOD`, on the line between two points; the first factor if it
+    suffices.
+    """
+    for place, (scale, share) in enumerate(curve):
+        if share >= GOOD:
+            if not place:
+                return scale
+            tighter, less = curve[place - 1]
+            return tighter + (scale - tighter) * (GOOD - less) / (share - less)
+    return None
+
+
+def _slug(case: AscendraCase) -> str:
+    words = f"{case.model.title}-{case.data.title}".lower()
+    return "".join(letter if letter.isalnum() else "-" for letter in words).strip("-").replace("--", "-")

@@ -258,10 +258,6 @@ def real_part(found: AscendraReal | None) -> StudyPart:
     return StudyPart(title=TITLE, text=[_targets(found), _crowding(found)], tables=[_table(found)])
 
 
-def _at(found: AscendraReal, load: float) -> list[RealCell]:
-    return [cell for cell in found.cells if cell.load == load]
-
-
 def _table(found: AscendraReal) -> StudyTable:
     return StudyTable(
         name="real-engine",
@@ -271,7 +267,7 @@ def _table(found: AscendraReal) -> StudyTable:
             *("load", "system", "goodput", "least and most", "TTFT p99, s", "TBT mean, s", "dropped"),
             "cores of the instances",
         ),
-        rows=[_row(cell) for load in LOADS for cell in _at(found, load)],
+        rows=[_row(cell) for load in LOADS for cell in found.cells if cell.load == load],
         note=f"Mean of {SEEDS} seeds, with the least and the most goodput of one. Load 1 is what the instances get "
         f"through of such a stream under stock vLLM, all at once: {found.calibrated.capacity_rps:.1f} req/s. All drop "
         f"what still waits past its TTFT target. {SHAPE_TEXT}.",

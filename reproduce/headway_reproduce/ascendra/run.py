@@ -41,7 +41,7 @@ def simulate_ascendra(run: AscendraRun) -> AscendraResult:
         watch=errors.stepped if run.errors else gaps.stepped if run.gaps else None,
     )
     return replace(
-        measure(result.records, _use(result)), step_errors=errors.by_minute(), p99_gap_s=gaps.at(0.99)
+        measure(result.records, _busy_shares(result)), step_errors=errors.by_minute(), p99_gap_s=gaps.at(0.99)
     )
 
 
@@ -67,15 +67,12 @@ def policies_of(run: AscendraRun, requests: Sequence[TraceRequest]) -> Policies:
     return found.get("", found)
 
 
-def _use(result: SimulatedRun) -> dict[str, PoolUse]:
+def _busy_shares(result: SimulatedRun) -> dict[str, float]:
     """How busy the instances of each pool were, from the first arrival to the last output."""
     busy_s: dict[str, list[float]] = {}
     for name, totals in result.totals.items():
         busy_s.setdefault(pool_of(name), []).append(totals.busy_s)
-    return {
-        pool: PoolUse(instances=len(found), busy_share=sum(found) / (len(found) * result.end_s))
-        for pool, found in busy_s.items()
-    }
+    return {pool: sum(found) / (len(found) * result.end_s) for pool, found in busy_s.items()}
 
 
 @lru_cache(maxsize=2)
@@ -172,17 +169,12 @@ class TokenGaps:
 
 # ---- from the records of a run to what the experiments ask of it -----------------------------------------
 
+GOOD = 0.9
+"""Share of requests within their targets that defines capacity."""
 STEADY = 0.9
+"""Share of the requests, first to end, whose rate counts as steady."""
 QUANTILES = 100
 """Steps of the distribution of times to first token that is kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolUse:
-    """How busy the instances of a pool were, as a share of the run."""
-
-    instances: int
-    busy_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,14 +206,12 @@ class AscendraResult:
     late: int
     dropped: int
     moves: int
-    throughput_rps: float | None
     total_tps: float | None
     mean_ttft_s: float | None
     p99_ttft_s: float | None
     mean_tbt_s: float | None
     p99_tbt_s: float | None
     needed_scale: float | None
-    preemptions: int
     steady_rps: float | None
     ttft_s: tuple[float, ...]
     pools: dict[str, PoolResult]
@@ -239,7 +229,7 @@ class AscendraResult:
         return self.met / self.requests
 
 
-def measure(records: Sequence[Record], use: Mapping[str, PoolUse], good: float = 0.9) -> AscendraResult:
+def measure(records: Sequence[Record], busy_shares: Mapping[str, float]) -> AscendraResult:
     """The figures of a run's records, including moves."""
     summary, ended = summarize(records), ends(records)
     met = sum(map(met_targets, ended))
@@ -251,17 +241,15 @@ def measure(records: Sequence[Record], use: Mapping[str, PoolUse], good: float =
         late=len(finished) - met,
         dropped=summary.expired + summary.shed,
         moves=summary.handed_off,
-        throughput_rps=summary.throughput_rps,
         total_tps=summary.total_tps,
         mean_ttft_s=summary.mean_ttft_s,
         p99_ttft_s=summary.p99_ttft_s,
         mean_tbt_s=summary.mean_tbt_s,
         p99_tbt_s=summary.p99_tbt_s,
-        needed_scale=needed_scale(finished, len(ended), good),
-        preemptions=summary.preemptions,
+        needed_scale=needed_scale(finished, len(ended), GOOD),
         ttft_s=_quantiles(finished),
         steady_rps=_steady_rps(ended),
-        pools={pool: _pool_result(pool, found, records) for pool, found in use.items()},
+        pools={pool: _pool_result(pool, share, records) for pool, share in busy_shares.items()},
     )
 
 
@@ -294,7 +282,7 @@ def _quantiles(finished: Sequence[Record]) -> tuple[float, ...]:
     return tuple(round(quantile(times_s, share), 6) for share in shares)
 
 
-def _pool_result(pool: str, use: PoolUse, records: Sequence[Record]) -> PoolResult:
+def _pool_result(pool: str, busy_share: float, records: Sequence[Record]) -> PoolResult:
     came_s = {record.id: end_s(record) for record in records if record.outcome is Outcome.HANDED_OFF}
     started = [
         record
@@ -307,5 +295,5 @@ def _pool_result(pool: str, use: PoolUse, records: Sequence[Record]) -> PoolResu
         if record.first_scheduled_s is not None
     ]
     return PoolResult(
-        busy_share=use.busy_share, first_tokens=len(started), delay_s=mean(delays_s) if delays_s else None
+        busy_share=busy_share, first_tokens=len(started), delay_s=mean(delays_s) if delays_s else None
     )

@@ -3,107 +3,56 @@
 from __future__ import annotations
 
 from headway.lab.papers import PaperRequest, Tell
-from headway.predict.steps.attention_kernels import attention_kernels
-from headway.predict.steps.hardware import hardware
 from headway.results.study import Study
-from headway_reproduce.ascendra.ablations import Ablation, AscendraFurther
-from headway_reproduce.ascendra.cells import ALL, QUICK, equal_tokens
-from headway_reproduce.ascendra.claims import Claims
+from headway_reproduce.ascendra.cells import ALL, QUICK, SEEDS, facts
+from headway_reproduce.ascendra.claims import AscendraClaims
 from headway_reproduce.ascendra.example import example_part
-from headway_reproduce.ascendra.findings import AscendraFindings, AscendraRates, Overloads, TargetFindings
 from headway_reproduce.ascendra.real_run import real_part, real_runs, real_seconds
 from headway_reproduce.ascendra.run import AscendraResult
-from headway_reproduce.ascendra.setting import (
-    ATTENTION,
-    BLOCK_TOKENS,
-    COUNT,
-    HARDWARE,
-    INSTANCES,
-    MAIN,
-    MODELS,
-    SEATS,
-    SEEDS,
-    TOKENS_A_STEP,
-    AscendraCase,
-)
-from headway_reproduce.ascendra.variations import AscendraReasons
 from headway_reproduce.claims import claims_part
 from headway_reproduce.study import RepeatedPaper, read_kept
 
 FILE = "ascendra-runs.jsonl"
 
 
-class AscendraStudy(RepeatedPaper[AscendraFindings]):
+class AscendraStudy(RepeatedPaper[AscendraClaims]):
     """Three models on three simulated A100s, and three small instances behind the gateway on this machine."""
 
     name = "ascendra"
     title = "Ascendra, repeated"
 
-    def findings(self, request: PaperRequest) -> AscendraFindings:
+    def findings(self, request: PaperRequest) -> AscendraClaims:
         """As `RepeatedPaper.findings`."""
-        return AscendraFindings(
-            read_kept(request.root, AscendraResult, FILE), QUICK if request.quick else ALL
-        )
+        return AscendraClaims(read_kept(request.root, AscendraResult, FILE), QUICK if request.quick else ALL)
 
     def more_seconds(self, request: PaperRequest) -> float:
         """Seconds of the real engine."""
         return real_seconds(request)
 
-    def study(self, findings: AscendraFindings, request: PaperRequest, tell: Tell) -> Study:
+    def study(self, findings: AscendraClaims, request: PaperRequest, tell: Tell) -> Study:
         """As `RepeatedPaper.study`."""
-        scope, made = findings.scope, (findings.kept, findings.scope)
-        rates, targets, overloads = AscendraRates(*made), TargetFindings(*made), Overloads(*made)
-        ablation, reasons, further = Ablation(*made), AscendraReasons(*made), AscendraFurther(*made)
-        claims, real = list(Claims(*made).rows()), real_runs(request, tell)
+        claims, real = list(findings.claims()), real_runs(request, tell)
         return self.told(
-            scope,
+            findings.scope,
             ALL,
             extent=f"all; {SEEDS} seeds, 1 for sweeps of the configuration",
-            seeds=len(scope.seeds),
-            facts=_facts(findings),
+            seeds=len(findings.scope.seeds),
+            facts=facts(findings.scope, findings.capacity_rps()),
             claims=claims,
             parts=[
                 claims_part(claims, findings.measured_on),
-                reasons.layout_part(),
-                reasons.budgets_part(),
-                reasons.region_part(),
-                rates.part(),
-                overloads.part(),
-                targets.part(),
-                ablation.breakdown_part(),
-                ablation.part(),
-                reasons.choice_part(),
+                findings.layout_part(),
+                findings.budgets_part(),
+                findings.region_part(),
+                findings.rates_part(),
+                findings.overload_part(),
+                findings.targets_part(),
+                findings.breakdown_part(),
+                findings.ablation_part(),
+                findings.choice_part(),
                 example_part(),
-                further.tails_part(),
-                further.model_part(),
+                findings.tails_part(),
+                findings.model_part(),
                 real_part(real),
             ],
         )
-
-
-def _facts(findings: AscendraFindings) -> list[tuple[str, str]]:
-    """The settings of the runs."""
-    budgets = ", ".join(f"{equal_tokens(model.name):,} ({model.title})" for model in MODELS)
-    blocks = ", ".join(f"{model.title} {model.kv_blocks:,}" for model in MODELS)
-    return [
-        ("hardware", f"simulated; {INSTANCES} instances; {hardware(HARDWARE).provenance()}"),
-        (
-            "engine",
-            f"{SEATS} seats, {TOKENS_A_STEP:,} tokens a step where prompts are whole, in chunks {budgets}; one step at "
-            f"a time, no prefix caching; {attention_kernels(ATTENTION)}; KV blocks of {BLOCK_TOKENS} tokens: {blocks}",
-        ),
-        (
-            "workload",
-            f"{COUNT:,} requests a run, Poisson, to the last finish; lengths by laws of this package",
-        ),
-        ("targets", ", ".join(map(_targets, findings.scope.cases))),
-        (
-            "late requests",
-            "are served, under every system; in overload they are dropped when their first token is due",
-        ),
-        ("capacity", f"Ascendra's in the main case ({MAIN}): {findings.capacity_rps():.2f} req/s"),
-    ]
-
-
-def _targets(case: AscendraCase) -> str:
-    return f"{case}: first token {case.slo.ttft_s:g} s, between tokens {case.slo.tbt_s:g} s"

@@ -8,6 +8,35 @@ from math import inf
 from headway.lab.policy_choice import label
 from headway.results.study import StudyPart, StudyTable, Value
 from headway_reproduce.claims import Claim, as_gain, as_trend, as_value, judged, reason_of
+from headway_reproduce.fastserve.cells import (
+    AS_IT_STANDS,
+    AXES,
+    CV_AXIS,
+    END_TO_END,
+    EQUAL_LOAD_AXIS,
+    FASTER_TRANSFORMER,
+    FASTSERVE,
+    HALF_LOAD,
+    LOAD,
+    LONGER_LENGTHS,
+    LONGER_RUN,
+    LOW_CV_AXIS,
+    LOW_LOAD,
+    NARROW_STATIC,
+    ORACLE,
+    ORCA,
+    ORCA_AS_SHORT,
+    OVERLOAD,
+    RATE_AXIS,
+    SLOTS_FOR_ALL,
+    SYSTEMS,
+    THETA_AXIS,
+    TODAY,
+    VARIED,
+    FastServePoint,
+    FastServeVariation,
+    loaded,
+)
 from headway_reproduce.fastserve.findings import (
     AXIS_HEADINGS,
     KNEE,
@@ -21,38 +50,7 @@ from headway_reproduce.fastserve.findings import (
     times,
 )
 from headway_reproduce.fastserve.fixed_points import PAPER_KNEE_RPS, PAPER_STATIC
-from headway_reproduce.fastserve.scope import (
-    AS_IT_STANDS,
-    AXES,
-    CV_AXIS,
-    EQUAL_LOAD_AXIS,
-    HALF_LOAD,
-    LONGER_LENGTHS,
-    LONGER_RUN,
-    LOW_CV_AXIS,
-    NARROW_STATIC,
-    ORCA_AS_SHORT,
-    OVERLOAD,
-    RATE_AXIS,
-    SLOTS_FOR_ALL,
-    THETA_AXIS,
-    VARIED,
-    FastServeVariation,
-)
-from headway_reproduce.fastserve.setting import (
-    CLUSTER,
-    END_TO_END,
-    FASTER_TRANSFORMER,
-    FASTSERVE,
-    LOAD,
-    LOW_LOAD,
-    ORACLE,
-    ORCA,
-    SYSTEMS,
-    TODAY,
-    FastServePoint,
-    loaded,
-)
+from headway_reproduce.fastserve.machine import CLUSTER
 from headway_reproduce.study import ratio, span
 from headway_reproduce.study_runs import Number, throughput_rps
 
@@ -127,8 +125,7 @@ class EndToEnd(FastServeFindings):
 
     def sustained_gain(self, number: Number, factor: float) -> float | None:
         """fastserve's sustainable rate relative to Orca's."""
-        mine, theirs = (self.sustained_rps(policy, number, factor) for policy in (FASTSERVE, ORCA))
-        return mine / theirs if mine is not None and theirs else None
+        return ratio(*(self.sustained_rps(policy, number, factor) for policy in (FASTSERVE, ORCA)))
 
     def _said_of_oracle(self) -> str:
         gaps = span(self.ratio(point, FASTSERVE, ORACLE, mean_jct_s) for point in self.all_points())

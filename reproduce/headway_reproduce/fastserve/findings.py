@@ -7,21 +7,18 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.results.study import Chart
-from headway_reproduce.fastserve.scope import (
+from headway_reproduce.fastserve.cells import (
     CV_AXIS,
     EQUAL_LOAD_AXIS,
+    FASTSERVE,
     LOW_CV_AXIS,
     RATE_AXIS,
     THETA_AXIS,
-    FastServeScope,
-)
-from headway_reproduce.fastserve.setting import (
-    FASTSERVE,
-    SIMULATED,
     CapacityPoint,
     FastServePoint,
-    PaperMachine,
+    FastServeScope,
 )
+from headway_reproduce.fastserve.machine import SIMULATED, PaperMachine
 from headway_reproduce.study import Range, chart, span
 from headway_reproduce.study_runs import EngineFindings, Number, StudyRun, summary_key, throughput_rps
 

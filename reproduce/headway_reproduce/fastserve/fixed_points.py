@@ -5,19 +5,19 @@ from __future__ import annotations
 from math import log
 
 from headway.results.study import StudyPart, StudyTable, Value
-from headway_reproduce.fastserve.findings import FastServeFindings, mean_jct_s
-from headway_reproduce.fastserve.scope import HALF_LOAD, OVERLOAD
-from headway_reproduce.fastserve.setting import (
+from headway_reproduce.fastserve.cells import (
     ABLATED,
-    CLUSTER,
     END_TO_END,
     FASTER_TRANSFORMER,
     FCFS,
+    HALF_LOAD,
     ORCA,
-    SINGLE,
+    OVERLOAD,
     CapacityPoint,
     loaded,
 )
+from headway_reproduce.fastserve.findings import FastServeFindings, mean_jct_s
+from headway_reproduce.fastserve.machine import CLUSTER, SINGLE
 
 PAPER_KNEE_RPS = 0.5
 """The rate above which Orca's latency departs from FastServe's (section 6.2)."""
@@ -40,8 +40,8 @@ class FixedPoints(FastServeFindings):
         return StudyPart(
             title="Lengths, by the paper's own fixed points",
             text=[
-                f"Nearest end to end: {_said(nearest)}; chosen: {_said(END_TO_END)}. Nearest for the ablations: "
-                f"{_said(nearest_ablated)}; chosen: {_said(ABLATED)}."
+                f"Nearest end to end: {nearest.lengths.output}; chosen: {END_TO_END.lengths.output}. Nearest for the "
+                f"ablations: {nearest_ablated.lengths.output}; chosen: {ABLATED.lengths.output}."
             ],
             tables=[self._table(candidates), self._ablated_table()],
         )
@@ -108,7 +108,3 @@ class FixedPoints(FastServeFindings):
 
 def _factor(ours: float, paper: float) -> float:
     return abs(log(ours / paper)) if ours else float("inf")
-
-
-def _said(place: CapacityPoint) -> str:
-    return place.lengths.output

@@ -7,21 +7,20 @@ from collections.abc import Iterable
 from headway.lab.policy_choice import label
 from headway.results.study import StudyPart, Value
 from headway_reproduce.claims import Claim, as_trend, judged
-from headway_reproduce.fastserve.findings import LATENCIES, FastServeFindings, times
-from headway_reproduce.fastserve.setting import (
+from headway_reproduce.fastserve.cells import (
     FASTSERVE,
     FCFS,
     LOAD,
     ORCA,
     PAPER_PER_TOKEN_S,
     PER_TOKEN,
-    RELEASED,
     SCALED,
     SHAREGPT,
     VLLM_V0,
     FastServePoint,
-    PaperMachine,
 )
+from headway_reproduce.fastserve.findings import LATENCIES, FastServeFindings, times
+from headway_reproduce.fastserve.machine import RELEASED, PaperMachine
 from headway_reproduce.study import chart
 from headway_reproduce.study_runs import summary_key
 

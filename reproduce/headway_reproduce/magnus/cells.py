@@ -7,31 +7,67 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import sha256
 from itertools import chain, product
+from typing import NamedTuple
 
 from headway.lab.kept_runs import release
 from headway.lab.simulation import fingerprint
 from headway.predict.steps.calibration import Calibration
-from headway_reproduce.magnus.data import DataSource, data_digest
+from headway.predict.steps.hardware import hardware
+from headway.routing.magnus import WMA_LIMIT, WMA_SHARE
+from headway_reproduce.magnus.data import DataSource, data_digest, load_tasks, requests_a_task
 from headway_reproduce.magnus.engine import engine_costs, toy
 from headway_reproduce.magnus.setting import (
+    CAPACITY_TOKENS,
     CCB,
-    LOADS,
+    HARDWARE,
     MAGNUS,
-    MORE_PHIS,
-    PHI,
-    PHI_LOADS,
-    PHI_SEED,
-    PHIS,
+    MODEL,
     POLICIES,
     PREDICTING,
-    SEEDS,
-    STRETCH,
-    STRETCH_LOAD,
     TODAY,
     VS,
+    VS_BATCH,
     VSQ,
-    Phi,
+    VSQ_BATCH,
 )
+
+# ---- what is varied ------------------------------------------------------------------------------------
+
+LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0)
+"""Poisson arrivals, as shares of vs's throughput of the same requests, all at once (ours)."""
+SEEDS = 3
+"""Seeds, each with other requests, in another order, at other times."""
+
+
+class Phi(NamedTuple):
+    """WMA's threshold: a number of tokens, or a share of what a seat of the batch reads, whichever is larger."""
+
+    limit: int
+    share: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.limit:,}, or {self.share:.0%} of reads" if self.share else f"{self.limit:,}"
+
+
+PHI = Phi(WMA_LIMIT, WMA_SHARE)
+"""The paper does not give it: the product's value, chosen from those below."""
+FIXED_PHI, RECALLED_PHI = Phi(10_000), Phi(50_000)
+"""The best fixed one for these lengths, and the one recalled from the paper."""
+PHIS = (FIXED_PHI, RECALLED_PHI, PHI)
+MORE_PHIS = (
+    Phi(2_000),
+    Phi(25_000),
+    Phi(200_000),
+    Phi(WMA_LIMIT, 0.25),
+    Phi(WMA_LIMIT, 0.75),
+    Phi(1, WMA_SHARE),
+)
+"""Further thresholds of the sweep, left out by `--quick`."""
+PHI_SEED = 100
+"""The sweep's own seed, so that no result is reported on the requests that the threshold was chosen with."""
+PHI_LOADS = (1.0, 2.0, 4.0)
+STRETCH, STRETCH_LOAD = 8, 1.0
+"""Texts this many times as long, at most Lmax and Gmax: the value of a threshold for other lengths."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,3 +296,36 @@ def _seconds(pair: tuple[MagnusPoint, str]) -> float:
     point, policy = pair
     learning = policy in PREDICTING and not point.change.true_lengths
     return _SECONDS.get(policy, _OTHER_SECONDS) + learning * _LEARNING_SECONDS
+
+
+# ---- the same in words ---------------------------------------------------------------------------------
+
+
+def facts(source: DataSource, capacity_rps: float) -> list[tuple[str, str]]:
+    """What is run, in words."""
+    tasks = load_tasks(source)
+    training = sum(len(task.training) for task in tasks)
+    workload = sum(len(task.workload) for task in tasks)
+    return [
+        ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
+        (
+            "engine",
+            f"{MODEL}, padded batches that return together; KV for {CAPACITY_TOKENS:,} tokens, which is {VS_BATCH} of "
+            f"the longest; vsq has room for {VSQ_BATCH}; {1e3 * toy().fitted_overhead_s:.1f} ms a step fitted to "
+            "the toy",
+        ),
+        (
+            "data",
+            f"{source.name}: {len(tasks)} tasks, {training:,} rows to train on and {workload:,} to serve, no "
+            f"input on both sides; {source.counted}",
+        ),
+        (
+            "workload",
+            f"{requests_a_task(source):,} requests of each task a run, in random order, Poisson",
+        ),
+        (
+            "load",
+            f"1 is what {VS} gets through of the same requests, all at once, mean of {SEEDS} seeds: "
+            f"{capacity_rps:.2f} req/s",
+        ),
+    ]

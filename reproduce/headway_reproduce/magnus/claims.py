@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, pairwise
 from math import inf
 
-from headway.statistics import known, mean_of_all
+from headway.statistics import known
 from headway_reproduce.claims import (
     Claim,
     Held,
@@ -41,7 +41,7 @@ from headway_reproduce.magnus.cells import (
     MagnusPoint,
 )
 from headway_reproduce.magnus.engine import toy
-from headway_reproduce.magnus.findings import GAINS, MAIN_GAINS, MagnusGain, MagnusRates
+from headway_reproduce.magnus.findings import GAINS, MAIN_GAINS, MagnusFindings, MagnusGain
 from headway_reproduce.magnus.setting import (
     BASELINES,
     CCB,
@@ -63,7 +63,7 @@ _RISES = {
 _CUTS = {"mean_rt_cut": "mean response time shorter", "p95_rt_cut": "tail response time shorter"}
 
 
-class MagnusClaims(MagnusRates):
+class MagnusClaims(MagnusFindings):
     """The table of all statements, judged by ratios above 1 where the paper's direction holds."""
 
     def claims(self, found: Accuracy) -> list[Claim]:
@@ -146,12 +146,9 @@ class MagnusClaims(MagnusRates):
 
     def _learning(self) -> Claim:
         point = MagnusPoint(load=self._load())
-        with_it, without = (
-            self.value(self._changed(change), MAGNUS, "length_rmse") for change in (UNCHANGED, NEVER_LEARNS)
-        )
-        little, taught_no_more = (
+        with_it, without, little, taught_no_more = (
             self.value(self._changed(change), MAGNUS, "length_rmse")
-            for change in (TAUGHT_LITTLE, TAUGHT_NO_MORE)
+            for change in (UNCHANGED, NEVER_LEARNS, TAUGHT_LITTLE, TAUGHT_NO_MORE)
         )
         tried = {"taught with a row in fifty": ratio(taught_no_more, little)}
         return _better(
@@ -295,16 +292,11 @@ class MagnusClaims(MagnusRates):
         return f"least gains: {reason_of(least(self.scope.rates()), overloaded, inf)}"
 
     def _starvation(self) -> Claim:
-        before, after = STEPS[-2:]
         tails = [
-            mean_of_all(result.p95_rt_s for result in self.results(point, before)) or 0.0
-            for point in self.scope.rates()
+            [self.value(point, step, "p95_rt_s") or 0.0 for point in self.scope.rates()]
+            for step in STEPS[-2:]
         ]
-        ours = [
-            mean_of_all(result.p95_rt_s for result in self.results(point, after)) or 0.0
-            for point in self.scope.rates()
-        ]
-        longest = max(mine / theirs for mine, theirs in zip(ours, tails, strict=True))
+        longest = max(after / before for before, after in zip(*tails, strict=True))
         return Claim(
             where="III-E",
             says="short batches first, and none waits for ever",

@@ -12,12 +12,10 @@ from itertools import product
 from math import sqrt
 
 from headway.core.batch_shape import BatchShape
-from headway.core.job import Job
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.batch_time import BatchRow, BatchTimeModel
 from headway.predict.steps.calibration import Calibration, StepSeconds
 from headway.predict.steps.hardware import catalogue, hardware
-from headway.sim.clock import Clock, EventLoop
 from headway_reproduce.magnus.setting import (
     CAPACITY_TOKENS,
     HARDWARE,
@@ -30,7 +28,7 @@ from headway_reproduce.magnus.setting import (
     VS_BATCH,
     VSQ,
 )
-from headway_reproduce.magnus.static_batches import StaticInstance
+from headway_reproduce.magnus.static_batches import decode_s, prefill_s
 
 _NO_NOISE = (1.0,)
 _DEQUANTISING = 0.3
@@ -90,40 +88,14 @@ Lengths = Sequence[tuple[int, int]]
 """Prompt and output tokens of each member."""
 
 
-def batches_seconds(batches: Sequence[Lengths], step: StepSeconds) -> float:
+def batches_seconds(batches: Iterable[Lengths], step: StepSeconds) -> float:
     """Seconds of one instance for these batches, one after another; they fit its memory."""
-    loop = EventLoop()
-    pending = [_jobs(number, lengths) for number, lengths in enumerate(batches)]
-
-    def serve_next() -> None:
-        if pending:
-            instance.serve(pending.pop(0))
-
-    instance = StaticInstance(
-        Clock(step),
-        loop,
-        kv_capacity_tokens=CAPACITY_TOKENS,
-        on_end=lambda record: None,
-        on_idle=serve_next,
-        on_out_of_memory=_impossible,
-    )
-    serve_next()
-    loop.run()
-    return loop.now_s
-
-
-def _jobs(batch: int, lengths: Lengths) -> list[tuple[Job, int]]:
-    return [
-        (
-            Job(id=f"{batch}.{number}", arrival_s=0.0, num_prompt_tokens=prompt, max_output_tokens=output),
-            output,
-        )
-        for number, (prompt, output) in enumerate(lengths)
-    ]
-
-
-def _impossible(jobs: Sequence[Job]) -> None:
-    raise AssertionError(f"{len(jobs)} requests do not fit the instance")
+    seconds = 0.0
+    for batch in batches:
+        prompt, output = (max(lengths) for lengths in zip(*batch, strict=True))
+        seconds += prefill_s(step, len(batch), prompt)
+        seconds += decode_s(step, len(batch), prompt, output)
+    return seconds
 
 
 # ---- the toy -------------------------------------------------------------------------------------------

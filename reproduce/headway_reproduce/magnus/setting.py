@@ -7,9 +7,8 @@ What the paper leaves open is marked "ours"; adr/0019 says why.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from headway.routing.magnus import VS_BATCH_SIZE, VSQ_BATCH_SIZE, WMA_LIMIT, WMA_SHARE
+from headway.routing.magnus import VS_BATCH_SIZE, VSQ_BATCH_SIZE
 
 # ---- what the paper ran on -----------------------------------------------------------------------------
 
@@ -30,45 +29,8 @@ VSQ_CAPACITY_TOKENS = VSQ_BATCH * LONGEST_TOKENS
 LEARN_EVERY_S, TIMES_LEARN_EVERY_S = 180.0, 120.0
 """Intervals at which the predictors of lengths and of batch times learn."""
 
-# ---- what is varied ------------------------------------------------------------------------------------
-
-LOADS = (0.5, 0.8, 1.0, 1.5, 2.0, 3.0, 4.0)
-"""Poisson arrivals, as shares of vs's throughput of the same requests, all at once (ours)."""
 REQUESTS_A_TASK = 1500
 """Most requests of each task in a run, in random order: the same number of each, as in the paper."""
-SEEDS = 3
-"""Seeds, each with other requests, in another order, at other times."""
-
-
-class Phi(NamedTuple):
-    """WMA's threshold: a number of tokens, or a share of what a seat of the batch reads, whichever is larger."""
-
-    limit: int
-    share: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.limit:,}, or {self.share:.0%} of reads" if self.share else f"{self.limit:,}"
-
-
-PHI = Phi(WMA_LIMIT, WMA_SHARE)
-"""The paper does not give it: the product's value, chosen from those below."""
-FIXED_PHI, RECALLED_PHI = Phi(10_000), Phi(50_000)
-"""The best fixed one for these lengths, and the one recalled from the paper."""
-PHIS = (FIXED_PHI, RECALLED_PHI, PHI)
-MORE_PHIS = (
-    Phi(2_000),
-    Phi(25_000),
-    Phi(200_000),
-    Phi(WMA_LIMIT, 0.25),
-    Phi(WMA_LIMIT, 0.75),
-    Phi(1, WMA_SHARE),
-)
-"""Further thresholds of the sweep, left out by `--quick`."""
-PHI_SEED = 100
-"""The sweep's own seed, so that no result is reported on the requests that the threshold was chosen with."""
-PHI_LOADS = (1.0, 2.0, 4.0)
-STRETCH, STRETCH_LOAD = 8, 1.0
-"""Texts this many times as long, at most Lmax and Gmax: the value of a threshold for other lengths."""
 
 # ---- compared systems ----------------------------------------------------------------------------------
 

@@ -111,7 +111,8 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
     costs = run_costs(run.policy, run.change)
     times = BatchTimes.of(_profile(run.change)) if run.policy == MAGNUS else None
     capacity = VSQ_CAPACITY_TOKENS if run.policy == VSQ else CAPACITY_TOKENS
-    forecasts = _forecasts(run)
+    predicts = run.policy in PREDICTING and not run.change.true_lengths
+    forecasts = MagnusForecasts(run.source, run.seed, run.change) if predicts else None
     settings = BatchSettings(
         capacity_tokens=capacity,
         wma_limit=run.phi.limit,
@@ -121,8 +122,7 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
         memory_confidence=0.5,  # the paper's predictions have no interval
     )
     queue = build_batch_queue(run.policy, settings, times)
-    queue.joining = joining = _TimedJoining(queue.joining)
-    queue.choosing = choosing = _TimedChoosing(queue.choosing)
+    queue.joining = queue.choosing = timed = _Timed(queue.joining, queue.choosing)
 
     def ended(record: Record) -> None:
         records.append(record)
@@ -142,25 +142,18 @@ def _batched(run: MagnusRun, requests: Sequence[TraceRequest]) -> MagnusResult:
         estimate=_estimate(run, forecasts),
         seed=run.seed,
     )
-    waste = result.waste
     return replace(
-        _result(records, waste.valid_tokens, waste.valid_tokens + waste.invalid_tokens),
-        oom=waste.out_of_memory,
-        oom_again=waste.out_of_memory_again,
+        _result(records, result.valid_tokens, result.valid_tokens + result.invalid_tokens),
+        oom=result.out_of_memory,
+        oom_again=result.out_of_memory_again,
         batches=result.batches,
         mean_batch=len(requests) / result.batches,
         length_rmse=_length_rmse(records) if run.policy in PREDICTING else None,
         time_rmse_s=times.rmse_s() if times else None,
         refits=forecasts.refits if forecasts else 0,
-        join_us=1e6 * joining.seconds / len(requests),
-        choose_us=1e6 * choosing.seconds / result.batches,
+        join_us=1e6 * timed.join_s / len(requests),
+        choose_us=1e6 * timed.choose_s / result.batches,
     )
-
-
-def _forecasts(run: MagnusRun) -> MagnusForecasts | None:
-    if run.policy not in PREDICTING or run.change.true_lengths:
-        return None
-    return MagnusForecasts(run.source, run.seed, run.change)
 
 
 def _estimate(
@@ -174,32 +167,26 @@ def _estimate(
 
 
 @dataclass(slots=True)
-class _TimedJoining:
-    """Delegates to another part, timed by this process's CPU clock."""
+class _Timed:
+    """Delegates both decisions of a queue, each timed by this process's CPU clock."""
 
     joining: Joining
-    seconds: float = 0.0
+    choosing: Choosing
+    join_s: float = 0.0
+    choose_s: float = 0.0
 
     def join(self, member: BatchMember, batches: Reversible[Batch]) -> Batch | None:
         """As `Joining.join`."""
         started_s = time.thread_time()
         found = self.joining.join(member, batches)
-        self.seconds += time.thread_time() - started_s
+        self.join_s += time.thread_time() - started_s
         return found
-
-
-@dataclass(slots=True)
-class _TimedChoosing:
-    """Delegates to another part, timed by this process's CPU clock."""
-
-    choosing: Choosing
-    seconds: float = 0.0
 
     def choose(self, batches: Collection[Batch], now_s: float) -> Batch:
         """As `Choosing.choose`."""
         started_s = time.thread_time()
         found = self.choosing.choose(batches, now_s)
-        self.seconds += time.thread_time() - started_s
+        self.choose_s += time.thread_time() - started_s
         return found
 
 

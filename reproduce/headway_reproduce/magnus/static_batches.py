@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import astuple, dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from headway.core.batch_shape import BatchShape
-from headway.core.job import Job, JobState
+from headway.core.job import JobState
 from headway.core.length_estimate import LengthEstimate
 from headway.core.record import Outcome, Record, record_of
-from headway.errors import ConfigError, SimulationError, TraceError
+from headway.errors import SimulationError, TraceError
 from headway.predict.steps.calibration import StepSeconds
 from headway.routing.batch import Batch
 from headway.routing.batch_queue import BatchQueue
@@ -17,111 +17,28 @@ from headway.sim.clock import Clock, EventLoop, Phase
 from headway.sim.cluster import job_of
 from headway.traces import TraceRequest
 
-
-@dataclass(slots=True)
-class Waste:
-    """Tokens that a static engine computed: of answers, of padding before prompts, and after an answer's end.
-
-    `lost_tokens` are output of the `out_of_memory` batches that ran out of memory, of which `out_of_memory_again` were
-    halves of such batches.
-    """
-
-    valid_tokens: int = 0
-    pad_tokens: int = 0
-    invalid_tokens: int = 0
-    lost_tokens: int = 0
-    out_of_memory: int = 0
-    out_of_memory_again: int = 0
+# ---- the time of a batch -------------------------------------------------------------------------------
 
 
-class StaticInstance:
-    """Pads prompts to the longest of the batch and decodes until the longest answer is complete.
+def prefill_s(steps: StepSeconds, jobs: int, prompt: int) -> float:
+    """Seconds to the first token of all jobs, whose prompts are padded to `prompt` tokens."""
+    shape = BatchShape()
+    for _ in range(jobs):
+        shape.add(prompt, 0)
+    return steps.step_s(shape)
 
-    Members that have finished go on producing useless tokens, and all come back together. When the
-    batch outgrows the KV memory its work is lost: `on_out_of_memory` gets the members back. `on_idle` is
-    called whenever a batch is over. Source: Magnus section 2 (Hugging Face generate, FasterTransformer).
-    """
 
-    def __init__(
-        self,
-        clock: Clock,
-        loop: EventLoop,
-        *,
-        kv_capacity_tokens: int,
-        on_end: Callable[[Record], None],
-        on_idle: Callable[[], None],
-        on_out_of_memory: Callable[[Sequence[Job]], None],
-        name: str = "",
-    ) -> None:
-        self.name = name
-        self.waste = Waste()
-        self.busy = False
-        self._clock = clock
-        self._loop = loop
-        self._capacity_tokens = kv_capacity_tokens
-        self._on_end = on_end
-        self._on_idle = on_idle
-        self._on_out_of_memory = on_out_of_memory
+def decode_s(steps: StepSeconds, jobs: int, prompt: int, output: int) -> float:
+    """Seconds from the first token to the last of `output`. O(output)."""
+    shape = BatchShape(num_jobs=jobs, num_tokens=jobs, num_decodes=jobs, decode_context_tokens=jobs * prompt)
+    seconds = 0.0
+    for _ in range(output - 1):
+        shape = shape.grown()
+        seconds += steps.step_s(shape)
+    return seconds
 
-    def serve(self, batch: Sequence[tuple[Job, int]]) -> None:
-        """Start a batch of (job, true output tokens) now; the instance must be idle. O(longest answer)."""
-        assert batch, "a batch has at least one member"
-        assert not self.busy, "one batch at a time"
-        self.busy = True
-        start_s = self._loop.now_s
-        prompt = max(job.num_prompt_tokens for job, _ in batch)
-        longest = max(output for _, output in batch)
-        fitting = self._capacity_tokens // len(batch) - prompt
-        first_token_s = start_s + self._prefill_s(len(batch), prompt)
-        reached = min(longest, max(fitting, 1))
-        end_s = first_token_s + self._decode_s(len(batch), prompt, reached)
-        for job, _ in batch:
-            if job.first_scheduled_s is None:
-                job.first_scheduled_s = start_s
-        if fitting < longest:
-            self._loop.at(end_s, Phase.OUTPUT, lambda: self._run_out([job for job, _ in batch], reached))
-        else:
-            self._loop.at(end_s, Phase.OUTPUT, lambda: self._return(batch, prompt, longest, first_token_s))
 
-    def _prefill_s(self, jobs: int, prompt: int) -> float:
-        shape = BatchShape()
-        for _ in range(jobs):
-            shape.add(prompt, 0)
-        return self._clock.step_s(shape)
-
-    def _decode_s(self, jobs: int, prompt: int, output: int) -> float:
-        """Seconds from the first token to the last of `output`."""
-        shape = BatchShape(
-            num_jobs=jobs, num_tokens=jobs, num_decodes=jobs, decode_context_tokens=jobs * prompt
-        )
-        seconds = 0.0
-        for _ in range(output - 1):
-            shape = shape.grown()
-            seconds += self._clock.step_s(shape)
-        return seconds
-
-    def _return(
-        self, batch: Sequence[tuple[Job, int]], prompt: int, longest: int, first_token_s: float
-    ) -> None:
-        self.busy = False
-        for job, output in batch:
-            self.waste.valid_tokens += output
-            self.waste.pad_tokens += prompt - job.num_prompt_tokens
-            self.waste.invalid_tokens += longest - output
-            job.num_output_tokens, job.first_token_s, job.state = output, first_token_s, JobState.ENDED
-            record = record_of(job, Outcome.FINISHED, self._loop.now_s)
-            record.instance = self.name
-            self._on_end(record)
-        self._on_idle()
-
-    def _run_out(self, jobs: Sequence[Job], reached: int) -> None:
-        self.busy = False
-        self.waste.out_of_memory += 1
-        self.waste.lost_tokens += reached * len(jobs)
-        self._on_out_of_memory(jobs)
-        if not self.busy:
-            self._on_idle()
-
+# ---- instances and their queue -------------------------------------------------------------------------
 
 TOO_LARGE = "alone in its batch it needs more KV memory than an instance has"
 """The reason for the failure of a request that ran out of memory alone in its batch."""
@@ -142,21 +59,30 @@ class StaticSystem:
     instances: int = 1
     residuals: tuple[float, ...] = (1.0,)
 
-    def __post_init__(self) -> None:
-        for name in ("kv_capacity_tokens", "instances"):
-            if getattr(self, name) < 1:
-                raise ConfigError.of(name, getattr(self, name), "1 or more")
-
 
 @dataclass(slots=True)
 class StaticResult:
-    """The result of a run: when its clock stopped, tokens computed and wasted, and batches by their ends."""
+    """The batches sent, and the output tokens computed: of answers, and after an answer's end.
 
-    end_s: float = 0.0
-    waste: Waste = field(default_factory=Waste)
+    `out_of_memory` of the batches ran out of memory and lost their work, of which `out_of_memory_again` were halves of
+    such batches.
+    """
+
     batches: int = 0
-    splits: int = 0
-    failed: int = 0
+    valid_tokens: int = 0
+    invalid_tokens: int = 0
+    out_of_memory: int = 0
+    out_of_memory_again: int = 0
+
+
+@dataclass(slots=True)
+class _Instance:
+    """One engine, and the batch that it serves since `started_s`; None while it is idle."""
+
+    name: str
+    clock: Clock
+    batch: Batch | None = None
+    started_s: float = 0.0
 
 
 def simulate_batches(
@@ -176,84 +102,55 @@ def simulate_batches(
     arguments give the same records. Raises TraceError for a request longer than its limit, SimulationError if some are
     never served.
     """
-    loop = EventLoop()
-    cluster = StaticCluster(
-        loop, queue, estimate=estimate, on_record=on_record, default_max_output_tokens=max_output_tokens
-    )
-    for number in range(system.instances):
-        clock = Clock(system.step, system.residuals, seed * system.instances + number)
-        cluster.add(f"{number}", clock, system.kv_capacity_tokens)
-    return cluster.run(requests)
+    cluster = _Cluster(requests, queue, system, on_record, max_output_tokens, estimate, seed)
+    return cluster.run()
 
 
-@dataclass(slots=True)
-class _Seat:
-    """One instance and its current batch."""
-
-    instance: StaticInstance
-    batch: Batch | None = None
-    started_s: float = 0.0
-
-
-class StaticCluster:
+class _Cluster:
     """Adds each request to the queue on arrival, and gives every idle instance the batch that the queue chooses.
+
+    An instance pads prompts to the longest of the batch and decodes until the longest answer is complete. Members that
+    have finished go on producing useless tokens, and all come back together. When the batch outgrows the KV memory its
+    work is lost, and the queue gets the members back. Source: Magnus section 2 (Hugging Face generate,
+    FasterTransformer).
 
     Requests are read one ahead. Only the instances know true lengths.
     """
 
     def __init__(
         self,
-        loop: EventLoop,
+        requests: Iterable[TraceRequest],
         queue: BatchQueue,
-        *,
-        estimate: Estimate,
+        system: StaticSystem,
         on_record: Callable[[Record], None],
-        default_max_output_tokens: int,
+        max_output_tokens: int,
+        estimate: Estimate,
+        seed: int,
     ) -> None:
-        self._loop = loop
+        self._loop = EventLoop()
+        self._requests: Iterator[TraceRequest] = iter(requests)
         self._queue = queue
-        self._estimate = estimate
+        self._capacity_tokens = system.kv_capacity_tokens
+        self._instances = [
+            _Instance(f"{number}", Clock(system.step, system.residuals, seed * system.instances + number))
+            for number in range(system.instances)
+        ]
         self._on_record = on_record
-        self._limit = default_max_output_tokens
-        self._seats: list[_Seat] = []
+        self._limit = max_output_tokens
+        self._estimate = estimate
         self._output_tokens: dict[str, int] = {}
-        self._requests: Iterator[TraceRequest] = iter(())
         self._dispatch_planned = False
         self._result = StaticResult()
 
-    def add(self, name: str, clock: Clock, kv_capacity_tokens: int) -> None:
-        """Add an instance that serves from the queue."""
-        instance = StaticInstance(
-            clock,
-            self._loop,
-            kv_capacity_tokens=kv_capacity_tokens,
-            on_end=self._on_record,
-            on_idle=lambda: self._idle(seat),
-            on_out_of_memory=lambda jobs: self._out_of_memory(seat),
-            name=name,
-        )
-        seat = _Seat(instance)
-        self._seats.append(seat)
-
-    @property
-    def live(self) -> int:
-        """The number of requests that have come and not ended."""
-        return len(self._output_tokens)
-
-    def run(self, requests: Iterable[TraceRequest]) -> StaticResult:
+    def run(self) -> StaticResult:
         """Serve all requests to their end. Raises SimulationError if some are left."""
-        self._requests = iter(requests)
         self._await_next()
         self._loop.run()
-        if self.live:
+        if self._output_tokens:
             raise SimulationError(
-                f"{self.live} requests were never served, among them {min(self._output_tokens)}"
+                f"{len(self._output_tokens)} requests were never served, among them {min(self._output_tokens)}"
             )
-        result = self._result
-        result.end_s, result.splits = self._loop.now_s, self._queue.splits
-        wastes = (astuple(seat.instance.waste) for seat in self._seats)
-        result.waste = Waste(*map(sum, zip(*wastes, strict=True)))
-        return result
+        return self._result
 
     def _await_next(self) -> None:
         request = next(self._requests, None)
@@ -276,34 +173,57 @@ class StaticCluster:
 
     def _dispatch(self) -> None:
         self._dispatch_planned = False
-        for seat in self._seats:
-            if not seat.instance.busy:
+        for instance in self._instances:
+            if instance.batch is None:
                 batch = self._queue.next_batch(self._loop.now_s)
                 if batch is None:
                     return
-                seat.batch, seat.started_s = batch, self._loop.now_s
-                self._result.batches += 1
-                seat.instance.serve([(job, self._output_tokens[job.id]) for job in batch.jobs])
+                self._serve(instance, batch)
 
-    def _idle(self, seat: _Seat) -> None:
+    def _serve(self, instance: _Instance, batch: Batch) -> None:
+        """Start a batch now on an idle instance. O(longest answer)."""
+        instance.batch, instance.started_s = batch, self._loop.now_s
+        self._result.batches += 1
+        size = len(batch.jobs)
+        prompt = max(job.num_prompt_tokens for job in batch.jobs)
+        longest = max(self._output_tokens[job.id] for job in batch.jobs)
+        fitting = self._capacity_tokens // size - prompt
+        reached = min(longest, max(fitting, 1))
+        first_token_s = instance.started_s + prefill_s(instance.clock, size, prompt)
+        end_s = first_token_s + decode_s(instance.clock, size, prompt, reached)
+        for job in batch.jobs:
+            if job.first_scheduled_s is None:
+                job.first_scheduled_s = instance.started_s
+        if fitting < longest:
+            self._loop.at(end_s, Phase.OUTPUT, lambda: self._run_out(instance, batch))
+        else:
+            self._loop.at(end_s, Phase.OUTPUT, lambda: self._return(instance, batch, longest, first_token_s))
+
+    def _return(self, instance: _Instance, batch: Batch, longest: int, first_token_s: float) -> None:
+        """All members come back, with the answers that each asked for."""
+        instance.batch = None
+        for job in batch.jobs:
+            output = self._output_tokens.pop(job.id)
+            self._result.valid_tokens += output
+            self._result.invalid_tokens += longest - output
+            job.num_output_tokens, job.first_token_s, job.state = output, first_token_s, JobState.ENDED
+            record = record_of(job, Outcome.FINISHED, self._loop.now_s)
+            record.instance = instance.name
+            self._on_record(record)
         self._plan_dispatch()
-        if seat.batch is None:
-            return
-        longest = max(self._output_tokens.pop(job.id) for job in seat.batch.jobs)
-        seconds = self._loop.now_s - seat.started_s
-        self._queue.finished(seat.batch, output_tokens=longest, seconds=seconds)
-        seat.batch = None
+        self._queue.finished(batch, output_tokens=longest, seconds=self._loop.now_s - instance.started_s)
 
-    def _out_of_memory(self, seat: _Seat) -> None:
-        batch, seat.batch = seat.batch, None
-        assert batch is not None, "only a batch that is served can run out of memory"
-        seat.instance.waste.out_of_memory_again += batch.sealed
+    def _run_out(self, instance: _Instance, batch: Batch) -> None:
+        """The batch's work is lost: its members wait again in halves; a lone one fails."""
+        instance.batch = None
+        self._result.out_of_memory += 1
+        self._result.out_of_memory_again += batch.sealed
         for job in batch.jobs:
             job.num_preemptions += 1
         for job in self._queue.split(batch):
             del self._output_tokens[job.id]
             job.state = JobState.ENDED
-            self._result.failed += 1
             record = record_of(job, Outcome.FAILED, self._loop.now_s)
-            record.instance, record.error = seat.instance.name, TOO_LARGE
+            record.instance, record.error = instance.name, TOO_LARGE
             self._on_record(record)
+        self._plan_dispatch()

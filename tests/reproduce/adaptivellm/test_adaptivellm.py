@@ -4,7 +4,7 @@ from dataclasses import fields
 
 import pytest
 from headway_reproduce.ablations import row_of
-from headway_reproduce.adaptivellm.setting import (
+from headway_reproduce.adaptivellm.cells import (
     ALL,
     BASELINE,
     BY_ALL,
@@ -16,7 +16,6 @@ from headway_reproduce.adaptivellm.setting import (
     HARDWARE,
     MAIN,
     MODELS,
-    PAPER_TABLE_3,
     PLUS,
     QUICK,
     ROOMY_HOST,
@@ -28,6 +27,7 @@ from headway_reproduce.adaptivellm.setting import (
     base_of,
     parts_of,
 )
+from headway_reproduce.adaptivellm.findings import PAPER_TABLE_3
 from headway_reproduce.adaptivellm.worth import WorthPoint
 
 from headway.lab.policy_choice import OWN_PARTS, Parts

@@ -9,14 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from headway_reproduce.adaptivellm.latency import LatencyFindings, Overheads, turnaround
-from headway_reproduce.adaptivellm.predictor_errors import (
-    PredictorErrors,
-    RecomputeError,
-    SwapError,
-    predictor_errors,
-)
-from headway_reproduce.adaptivellm.setting import (
+from headway_reproduce.adaptivellm.cells import (
     ALL,
     BASELINE,
     BY_ALL,
@@ -34,8 +27,14 @@ from headway_reproduce.adaptivellm.setting import (
     AdaptiveScope,
     ModelAndData,
 )
+from headway_reproduce.adaptivellm.findings import AdaptiveFindings, turnaround
+from headway_reproduce.adaptivellm.predictor_errors import (
+    PredictorErrors,
+    RecomputeError,
+    SwapError,
+    predictor_errors,
+)
 from headway_reproduce.adaptivellm.study import AdaptiveLlm
-from headway_reproduce.adaptivellm.throughput import ThroughputFindings
 from headway_reproduce.study import read_kept
 from headway_reproduce.study_runs import KeptRuns, Meter, RunResult, StudyRun, throughput_rps
 
@@ -100,8 +99,8 @@ def quick_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def full(tmp_path_factory: pytest.TempPathFactory) -> ThroughputFindings:
-    return ThroughputFindings(kept(tmp_path_factory.mktemp("full"), ALL), ALL)
+def full(tmp_path_factory: pytest.TempPathFactory) -> AdaptiveFindings:
+    return AdaptiveFindings(kept(tmp_path_factory.mktemp("full"), ALL), ALL)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +118,7 @@ def study(quick_root: Path) -> Study:
 # ---- findings ------------------------------------------------------------------------------------------
 
 
-def test_ratios_are_taken_seed_by_seed(full: ThroughputFindings) -> None:
+def test_ratios_are_taken_seed_by_seed(full: AdaptiveFindings) -> None:
     # 12 s, 13 s and 14 s over 10 s, 11 s and 12 s: 1.2, 1.1818 and 1.1667.
     found = full.ratios(AdaptivePoint(group=CHAT), BY_PROMPT, BASELINE, throughput_rps)
     assert found.mean == pytest.approx((12 / 10 + 13 / 11 + 14 / 12) / 3)
@@ -129,34 +128,33 @@ def test_ratios_are_taken_seed_by_seed(full: ThroughputFindings) -> None:
     )
 
 
-def test_a_ratio_across_points_is_over_the_seeds_both_have(full: ThroughputFindings) -> None:
+def test_a_ratio_across_points_is_over_the_seeds_both_have(full: AdaptiveFindings) -> None:
     # One seed with more blocks on the host, three without: 12 s over 10 s.
     assert full.varied(AdaptivePoint(group=CHAT), ROOMY_HOST) == pytest.approx(1.2)
     assert full.varied(AdaptivePoint(group=CHAT), NO_PADDING) == pytest.approx(1.2)
 
 
-def test_counts_are_means_and_one_seed_has_no_spread(full: ThroughputFindings) -> None:
+def test_counts_are_means_and_one_seed_has_no_spread(full: AdaptiveFindings) -> None:
     assert full.count(AdaptivePoint(group=CHAT), BY_PROMPT, "recomputes") == 11
     capped = full.ratios(AdaptivePoint(group=CHAT, cap=8), BY_PROMPT, BASELINE, turnaround)
     assert capped.mean == pytest.approx(1.0)
     assert capped.deviation is None
 
 
-def test_a_cut_is_the_share_by_which_a_turnaround_is_shorter(full: ThroughputFindings) -> None:
+def test_a_cut_is_the_share_by_which_a_turnaround_is_shorter(full: AdaptiveFindings) -> None:
     # Half of the time waiting: 2 for every policy, so nothing is cut.
     assert full.mean(AdaptivePoint(group=CHAT), BY_PROMPT, turnaround) == pytest.approx(2.0)
-    found = LatencyFindings(full.kept, full.scope)
-    assert found.cut(AdaptivePoint(group=CHAT, cap=8), BY_PROMPT, BASELINE) == pytest.approx(0.0)
+    assert full.cut(AdaptivePoint(group=CHAT, cap=8), BY_PROMPT, BASELINE) == pytest.approx(0.0)
 
 
 def test_a_run_that_was_not_made_is_an_error(tmp_path: Path) -> None:
-    findings = ThroughputFindings(read_kept(tmp_path, RunResult), QUICK)
+    findings = AdaptiveFindings(read_kept(tmp_path, RunResult), QUICK)
     with pytest.raises(
         SimulationError, match="adaptivellm-prompt has not been run at OPT-13B/Chatbot, natural outputs"
     ):
         findings.results(AdaptivePoint(group=CHAT), BY_PROMPT)
     with pytest.raises(SimulationError, match="step by step"):
-        Overheads(findings.kept, findings.scope).found()
+        findings.overheads()
 
 
 def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
@@ -165,7 +163,7 @@ def test_what_did_not_finish_is_said(tmp_path: Path) -> None:
     with runs.adding() as add:
         add(point.run(SWAP, 0), result(point.run(SWAP, 0), [unfinished("c", Outcome.FAILED, 0.0, 1.0)]))
         add(point.run(BASELINE, 0), result(point.run(BASELINE, 0)))
-    said = ThroughputFindings(runs, QUICK).unfinished([point], [BASELINE, SWAP])
+    said = AdaptiveFindings(runs, QUICK).unfinished([point], [BASELINE, SWAP])
     assert said == [f"vllm-s at {point}: requests that did not finish: 1; it is not comparable."]
 
 
@@ -224,8 +222,8 @@ def test_of_an_empty_folder_everything_is_to_run(tmp_path: Path) -> None:
     assert 10 < quick.seconds < 240 < everything.seconds
 
 
-def test_overhead_is_of_the_same_run_and_predicting_apart(full: ThroughputFindings) -> None:
-    first = Overheads(full.kept, full.scope).found()[0]
+def test_overhead_is_of_the_same_run_and_predicting_apart(full: AdaptiveFindings) -> None:
+    first = full.overheads()[0]
     assert first.group == CHAT
     assert first.plan_s == pytest.approx(0.0012)
     assert first.step_s == pytest.approx(0.1)

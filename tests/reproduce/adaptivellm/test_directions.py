@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
-from headway_reproduce.adaptivellm.setting import (
+from headway_reproduce.adaptivellm.cells import (
     BASELINE,
     BY_ALL,
     BY_PROMPT,

@@ -6,11 +6,27 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from headway_reproduce.ascendra.cells import ALL, QUICK, AscendraRun, AscendraScope
+from headway_reproduce.ascendra.cells import (
+    ALL,
+    CASES,
+    LONGBENCH,
+    MAIN,
+    NARROW,
+    QUICK,
+    QWEN,
+    SHARED_KERNEL,
+    SHAREGPT,
+    AscendraCase,
+    AscendraChange,
+    AscendraRun,
+    AscendraScope,
+    with_budget,
+    with_targets,
+)
+from headway_reproduce.ascendra.claims import PAPER_GAINS
 from headway_reproduce.ascendra.findings import crossing, scale_at_good
 from headway_reproduce.ascendra.run import (
     AscendraResult,
-    PoolUse,
     TokenGaps,
     measure,
     needed_scale,
@@ -18,28 +34,16 @@ from headway_reproduce.ascendra.run import (
     simulate_ascendra,
     system_of,
 )
-from headway_reproduce.ascendra.setting import (
+from headway_reproduce.ascendra.services import (
     ASCENDRA,
-    CASES,
     FIXED,
-    LONGBENCH,
-    MAIN,
-    NARROW,
     NO_HAND_OFF,
-    PAPER_GAINS,
-    QWEN,
     SARATHI,
     SARATHI_512,
-    SHARED_KERNEL,
-    SHAREGPT,
     SPLITS,
     SYSTEMS,
     VLLM_V0,
-    AscendraCase,
-    AscendraChange,
     Service,
-    with_budget,
-    with_targets,
     with_threshold,
 )
 
@@ -264,8 +268,7 @@ def test_requests_are_met_late_dropped_or_moved() -> None:
         ),
         unfinished("d", Outcome.EXPIRED, 0.0, 1.0, slo=TARGETS, instance="lp-0"),
     ]
-    use = {"lp": PoolUse(instances=1, busy_share=0.5), "hp": PoolUse(instances=1, busy_share=0.25)}
-    result = measure(records, use)
+    result = measure(records, {"lp": 0.5, "hp": 0.25})
     assert (result.requests, result.finished, result.met, result.late, result.dropped) == (4, 3, 2, 1, 1)
     assert (result.moves, result.goodput) == (1, 0.5)
     assert result.needed_scale is None  # nine in ten of four are all four, and one did not finish

@@ -4,51 +4,45 @@ from dataclasses import replace
 
 import pytest
 from headway_reproduce.ablations import preset_and_parts
-from headway_reproduce.fastserve.scope import (
+from headway_reproduce.fastserve.cells import (
+    ABLATED,
     ABLATION_SEEDS,
     ALL,
     ANY_BATCH,
     AXES,
     CAPACITY_SEEDS,
-    EQUAL_LOAD_AXIS,
-    LOADS,
-    LONGER_RUN,
-    NARROW_STATIC,
-    ONE_BATCH,
-    ORCA_AS_SHORT,
-    QUICK,
-    SEEDS,
-    SLOTS_FOR_ALL,
-    THETA_AXIS,
-    VARIATIONS,
-)
-from headway_reproduce.fastserve.setting import (
-    ABLATED,
-    CLUSTER,
     END_TO_END,
+    EQUAL_LOAD_AXIS,
     FASTER_TRANSFORMER,
     FASTSERVE,
     JOBS,
     LOAD,
+    LOADS,
+    LONGER_RUN,
     LONGEST_TOKENS,
+    NARROW_STATIC,
+    ONE_BATCH,
     ORCA,
+    ORCA_AS_SHORT,
     ORCA_LIMITS,
     ORCA_PLACES,
     PAPER_PER_TOKEN_S,
-    RELEASED,
-    SCALED_MACHINES,
+    QUICK,
+    SEEDS,
     SHAREGPT,
     SHAREGPT_RATES_RPS,
-    SINGLE,
-    SMALL,
+    SLOTS_FOR_ALL,
     THETA,
+    THETA_AXIS,
     TODAY,
+    VARIATIONS,
     CapacityPoint,
     FastServePoint,
     loaded,
     with_quantum,
     zipf,
 )
+from headway_reproduce.fastserve.machine import CLUSTER, RELEASED, SCALED_MACHINES, SINGLE, SMALL
 
 from headway.lab.policy_choice import check_policies
 from headway.predict.models.known_models import model_shape

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway_reproduce.ablations import preset_and_parts
-from headway_reproduce.fastserve.setting import ORCA_LIMITS
+from headway_reproduce.fastserve.cells import ORCA_LIMITS
 from headway_reproduce.study_runs import micro_batched
 
 from headway.sim.simulation import PolicyFactory, System

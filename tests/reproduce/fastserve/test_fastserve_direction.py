@@ -6,18 +6,20 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from headway_reproduce.fastserve.scope import LONGER_RUN, ORCA_AS_SHORT, SLOTS_FOR_ALL
-from headway_reproduce.fastserve.setting import (
+from headway_reproduce.fastserve.cells import (
     ABLATED,
     DEFER,
     END_TO_END,
     FASTER_TRANSFORMER,
     FASTSERVE,
     FCFS,
+    LONGER_RUN,
     NO_PREEMPT,
     ORCA,
+    ORCA_AS_SHORT,
     PREEMPT,
     REACTIVE,
+    SLOTS_FOR_ALL,
     FastServePoint,
 )
 from headway_reproduce.study_runs import simulate_run

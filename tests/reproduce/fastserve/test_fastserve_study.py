@@ -6,6 +6,19 @@ from math import log
 from pathlib import Path
 
 import pytest
+from headway_reproduce.fastserve.cells import (
+    ALL,
+    DEFER,
+    END_TO_END,
+    FASTER_TRANSFORMER,
+    FASTSERVE,
+    ORACLE,
+    ORCA,
+    QUICK,
+    REACTIVE,
+    FastServeScope,
+    loaded,
+)
 from headway_reproduce.fastserve.end_to_end import EndToEnd
 from headway_reproduce.fastserve.findings import (
     FastServeFindings,
@@ -17,18 +30,7 @@ from headway_reproduce.fastserve.findings import (
 )
 from headway_reproduce.fastserve.fixed_points import FixedPoints
 from headway_reproduce.fastserve.further import FastServeFurther
-from headway_reproduce.fastserve.scope import ALL, QUICK, FastServeScope
-from headway_reproduce.fastserve.setting import (
-    DEFER,
-    END_TO_END,
-    FASTER_TRANSFORMER,
-    FASTSERVE,
-    ORACLE,
-    ORCA,
-    REACTIVE,
-    SINGLE,
-    loaded,
-)
+from headway_reproduce.fastserve.machine import SINGLE
 from headway_reproduce.fastserve.study import FastServe
 from headway_reproduce.study import read_kept
 from headway_reproduce.study_runs import KeptRuns, Meter, RunResult, StudyRun

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from headway_reproduce.magnus.cells import MagnusChange, MagnusRun
+from headway_reproduce.magnus.cells import MagnusChange, MagnusRun, Phi
 from headway_reproduce.magnus.data import DataSource, drawn_rows, find_data, load_tasks, task_requests
 from headway_reproduce.magnus.engine import BatchTimes
 from headway_reproduce.magnus.setting import (
@@ -19,7 +19,6 @@ from headway_reproduce.magnus.setting import (
     POLICIES,
     TODAY,
     VS,
-    Phi,
 )
 from headway_reproduce.magnus.simulation import MagnusForecasts, MagnusResult, simulate_magnus
 from headway_reproduce.magnus.study import FILE

@@ -9,25 +9,20 @@ from pathlib import Path
 import msgspec
 import pytest
 from headway_reproduce.magnus.accuracy import Accuracy, LengthErrors, SetAccuracy, accuracy
-from headway_reproduce.magnus.cells import CHANGES, MagnusPoint, MagnusRun, MagnusScope
-from headway_reproduce.magnus.data import DataSource, data_digest, find_data
-from headway_reproduce.magnus.findings import GAINS, MagnusFindings, MagnusRates
-from headway_reproduce.magnus.reasons import MagnusReasons
-from headway_reproduce.magnus.setting import (
-    ABP,
-    CCB,
-    GLP,
+from headway_reproduce.magnus.cells import (
+    CHANGES,
     LOADS,
-    MAGNUS,
     MORE_PHIS,
     PHI,
     PHI_SEED,
     PHIS,
-    POLICIES,
-    TODAY,
-    VS,
-    VSQ,
+    MagnusPoint,
+    MagnusRun,
+    MagnusScope,
 )
+from headway_reproduce.magnus.data import DataSource, data_digest, find_data
+from headway_reproduce.magnus.findings import GAINS, MagnusFindings
+from headway_reproduce.magnus.setting import ABP, CCB, GLP, MAGNUS, POLICIES, TODAY, VS, VSQ
 from headway_reproduce.magnus.simulation import MagnusResult
 from headway_reproduce.magnus.study import FILE, Magnus
 from headway_reproduce.study import read_kept
@@ -175,7 +170,7 @@ def test_gains_by_hand(findings: MagnusFindings) -> None:
 
 
 def test_overloaded_is_where_no_baseline_can_follow(findings: MagnusFindings) -> None:
-    assert MagnusRates(findings.kept, findings.scope).overloaded() == [MagnusPoint(load=4.0)]
+    assert findings.overloaded() == [MagnusPoint(load=4.0)]
 
 
 def test_steps_are_put_beside_the_one_before(study: Study) -> None:
@@ -327,9 +322,8 @@ def test_the_whole_has_all_parts_and_runs_nothing_again(full_root: Path, data: P
 
 
 def test_reasons_are_gains_with_one_thing_changed(full_root: Path, source: DataSource) -> None:
-    found = MagnusReasons(read(full_root), MagnusScope(source=source))
-    part = found.part()
-    assert part is not None
+    found = MagnusFindings(read(full_root), MagnusScope(source=source))
+    part = found.reasons_part()
     # At a load of 4, over vs: 3.6 times the requests, 6 s in place of 20.
     plain = next(row for row in part.tables[0].rows if row[1] == "4")
     assert plain[2:4] == pytest.approx([2.6, 0.7])

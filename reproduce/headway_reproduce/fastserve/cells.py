@@ -1,5 +1,7 @@
-"""The choice of FastServe's experiments: the axes, the variations that test a reason, and the part that `--quick`
-keeps.
+"""FastServe's experiments: the workloads, the engines and the policies, fixed before the first run.
+
+Source: Wu et al., "Fast Distributed Inference Serving for Large Language Models" (arXiv 2305.05920, first version of
+2023, and its later versions; NSDI 2026 with released code). What the papers leave open is marked "ours".
 """
 
 from __future__ import annotations
@@ -9,56 +11,246 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple
 
-from headway.lab.policy_choice import Parts
-from headway_reproduce.fastserve.setting import (
-    ABLATED,
-    ABLATED_JOBS,
+from headway.lab.policy_choice import OWN_PARTS, Parts
+from headway.predict.steps.hardware import hardware
+from headway_reproduce.ablations import row_of, with_setting
+from headway_reproduce.fastserve.machine import (
     BATCH,
+    BLOCK_TOKENS,
     CLUSTER,
-    CONTEXT_TOKENS,
-    CV,
-    DEFER,
-    END_TO_END,
-    FASTER_TRANSFORMER,
-    FASTSERVE,
-    FCFS,
-    JOBS,
-    LOAD,
-    LONGEST,
-    LOW_LOAD,
-    MEMORIES,
-    ORACLE,
-    ORCA,
-    ORCA_LIMITS,
-    OTHER_ORDERS,
-    PEAK,
-    PEAK_CV,
-    PEAK_RATE_RPS,
-    PEAKS,
-    PER_TOKEN,
-    REACTIVE,
+    HARDWARE,
     RELEASED,
-    SCALED,
     SCALED_MACHINES,
-    SCHEDULERS,
-    SHAREGPT,
-    SHAREGPT_RATES_RPS,
     SINGLE,
     SMALL,
-    SYSTEMS,
-    THETA,
-    THETAS,
-    TODAY,
-    Capacity,
-    CapacityPoint,
-    FastServePoint,
     PaperMachine,
-    loaded,
-    with_order,
-    with_quantum,
-    zipf,
 )
 from headway_reproduce.study_runs import StudyRun
+
+# ---- what is asked for ---------------------------------------------------------------------------------
+
+CONTEXT_TOKENS = 2048
+"""The context of GPT-175B and OPT, which Orca reserves for every job, as "Orca (Max)" does in the vLLM paper."""
+ORCA_PLACES = f"iteration-level:reserve_tokens={CONTEXT_TOKENS}"
+ORCA_LIMITS = "iteration-level"
+"""Orca with knowledge of the workload's longest answer, reserving no more than that: a variation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Laws of prompts and answers in the form that `headway simulate --trace` takes, and the longest of each."""
+
+    input: str
+    output: str
+    longest_input: int
+    limit: int
+    count: int
+
+    @property
+    def slot_tokens(self) -> int:
+        """KV tokens of the longest possible job."""
+        return self.longest_input + self.limit
+
+
+JOBS, ABLATED_JOBS = 500, 1000
+"""Jobs of an end-to-end run and of an ablation, each of which lasts to the last finish. Ours."""
+THETAS = (0.7, 0.9, 1.1, 1.3, 1.5)
+LONGEST = (512, 1024)
+"""Longest lengths that the workloads are chosen from, with `THETAS`: 1,024 and 1,024 tokens fill the context."""
+THETA, LONGEST_TOKENS = 0.7, 1024
+"""Ours, since the paper gives neither: chosen by its own fixed points (`fixed_points.py`), not by any gain."""
+ABLATED_THETA = 1.5
+"""Theta of the ablations on one GPU, with the same longest length: chosen by the rate at which the paper's engine
+is full there. Prompts must be long there too, since in the paper many outlast the quanta of the first levels.
+"""
+
+
+def zipf(
+    theta: float, longest: int = LONGEST_TOKENS, count: int = JOBS, *, longest_input: int | None = None
+) -> Lengths:
+    """Prompts and answers by the same law, P(k) ~ k^-theta, up to the same length unless prompts have their own."""
+    of_input = longest_input or longest
+    return Lengths(
+        input=f"zipf:theta={theta:g},max={of_input}",
+        output=f"zipf:theta={theta:g},max={longest}",
+        longest_input=of_input,
+        limit=longest,
+        count=count,
+    )
+
+
+SHAREGPT = Lengths(input="sharegpt-1024", output="sharegpt-1024", longest_input=1024, limit=2048, count=400)
+"""First turns with a prompt of up to 1,024 tokens. Source: the released code, which drops longer ones, and pairs of
+more than 2,048 together (one in a thousand here); it sends up to 400."""
+
+CV, LOAD = 1.0, 1.1
+"""The standard values while something else is varied; the load is a share of the baseline's capacity. It is above
+the knee: in the paper CV and theta gain 1.9 and more everywhere, rates up to the knee nothing.
+"""
+LOW_LOAD = 0.9
+"""A load below the knee, for varying CV there."""
+SHAREGPT_RATES_RPS = (0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 5.0)
+"""From 1.5 on the notebook's rates; those below are ours."""
+PEAK_RATE_RPS, PEAK_CV, PEAK_OUTPUT, PEAK_INPUT = 64.0, 4.0, 20, 512
+"""The workload for the peak of KV. Source: the later version of the paper; the longest prompt is ours."""
+
+# ---- compared systems ----------------------------------------------------------------------------------
+
+ORCA, FASTER_TRANSFORMER, TODAY = "orca", "fastertransformer", "vllm"
+"""The paper's baselines, and vLLM as it is now."""
+FASTSERVE, ORACLE = "fastserve", "srpt-oracle"
+"""FastServe as first published; and least remaining work first, with true answer lengths."""
+NO_PREEMPT, PREEMPT = "mlfq-no-preempt", "mlfq-preempt"
+"""Ablations of its scheduler: every job starts at the top; and iterations are killed when a quantum ends."""
+DEFER, REACTIVE, RECOMPUTE = "defer", "reactive-swap", "recompute"
+"""Ablations of its memory: newcomers wait; KV is swapped only when memory is full; KV is dropped."""
+V3, FIXED_PRIORITY = "fastserve-v3", "fixed-priority"
+"""FastServe with the constants of the later version; and a fixed priority by the prompt's length."""
+FCFS, VLLM_V0 = "fastserve-fcfs", "vllm-v0"
+"""Its engine first come, first served; and the vLLM of its time."""
+
+SYSTEMS = (ORCA, FASTER_TRANSFORMER, TODAY, FASTSERVE, ORACLE)
+SCHEDULERS = (FASTSERVE, NO_PREEMPT, PREEMPT)
+OTHER_ORDERS = (FCFS, FIXED_PRIORITY, V3)
+MEMORIES = (FASTSERVE, DEFER, REACTIVE, RECOMPUTE)
+SCALED = (ORCA, FASTSERVE)
+PER_TOKEN = (VLLM_V0, FCFS, FASTSERVE, TODAY)
+PEAKS = (FCFS, FASTSERVE)
+
+RUN_WHOEVER_IS_RESIDENT = (ORCA, FASTER_TRANSFORMER, TODAY)
+"""Policies that fill a batch for each stage; the others choose by themselves among residents waiting for a step."""
+
+PAPER_PER_TOKEN_S = {
+    1.5: (0.035, 0.045, 0.045),
+    2.0: (0.110, 0.091, 0.047),
+    3.0: (0.972, 0.849, 0.063),
+    4.0: (1.59, 1.459, 0.106),
+    5.0: (None, None, 0.331),
+}
+"""Requests a second -> mean seconds per token of vLLM 0.6.1, FastServe-FCFS and FastServe (released notebook)."""
+
+
+# ---- points --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastServePoint:
+    """One setting that policies are compared at; `rate_rps` 0 is all requests at once.
+
+    `parts` replace the policies' own, `orca` replaces Orca's batching. KV is in blocks of `block_tokens`: slots, where
+    the longest job fits one. Variations change the rest: one batch for all stages, the width of a batch (None: all
+    residents run), that of FasterTransformer's (None: of all stages together), and the share of the device's blocks
+    that exists. With `every_step` KV is counted in each step.
+    """
+
+    machine: PaperMachine
+    lengths: Lengths
+    cv: float = CV
+    rate_rps: float = 0.0
+    parts: Parts = OWN_PARTS
+    orca: str = ORCA_PLACES
+    block_tokens: int = BLOCK_TOKENS
+    one_batch: bool = False
+    batch: int | None = BATCH
+    static_batch: int | None = None
+    memory: float = 1.0
+    every_step: bool = False
+
+    def __str__(self) -> str:
+        load = f"{self.rate_rps:.4g} req/s, CV {self.cv:g}" if self.rate_rps else "all at once"
+        return f"{self.machine.title}, answers {self.lengths.output}, {load}"
+
+    def trace(self) -> str:
+        """The workload as `headway simulate --trace` takes it."""
+        lengths = self.lengths
+        arrivals = f"gamma:rate={self.rate_rps:.4g},cv={self.cv:g}" if self.rate_rps else "at-once"
+        return f"gen:{arrivals}/input={lengths.input}/output={lengths.output}/count={lengths.count}"
+
+    def run(self, policy: str, seed: int) -> StudyRun:
+        """The run of a policy at this setting."""
+        limits = self.machine.limits(self.block_tokens)
+        staged = limits.pipeline_stages > 1 and policy in RUN_WHOEVER_IS_RESIDENT
+        width = self._static_width() if policy == FASTER_TRANSFORMER else self.batch
+        changed = replace(limits, batch_width=width, num_blocks=int(self.memory * limits.num_blocks))
+        return StudyRun(
+            hardware=HARDWARE,
+            model=self.machine.model,
+            tp=self.machine.tp,
+            trace=self.trace(),
+            policy=policy,
+            parts=replace(self.parts, batching=self.orca) if policy == ORCA else self.parts,
+            seed=seed,
+            max_output_tokens=self.lengths.limit,
+            limits=changed,
+            micro_batches=staged and not self.one_batch,
+            every_step=self.every_step,
+        )
+
+    def _static_width(self) -> int | None:
+        """The number of jobs in a batch of FasterTransformer."""
+        if self.static_batch is not None or self.batch is None:
+            return self.static_batch
+        return self.batch * self.machine.stages
+
+
+class CapacityPoint(NamedTuple):
+    """A machine and the lengths it serves, whose capacity the loads there are shares of, and whether KV is in slots."""
+
+    machine: PaperMachine
+    lengths: Lengths
+    baseline: str
+    in_slots: bool = False
+
+    def at_once(self) -> FastServePoint:
+        """The point with all requests at 0 s."""
+        return self.at(0.0)
+
+    def at(self, rate_rps: float, cv: float = CV) -> FastServePoint:
+        """The point with arrivals at a rate."""
+        return FastServePoint(
+            machine=self.machine,
+            lengths=self.lengths,
+            cv=cv,
+            rate_rps=rate_rps,
+            block_tokens=self.lengths.slot_tokens if self.in_slots else BLOCK_TOKENS,
+        )
+
+    def with_theta(self, theta: float) -> CapacityPoint:
+        """The same with lengths of another skew, up to the same longest."""
+        longest, count, of_input = self.lengths.limit, self.lengths.count, self.lengths.longest_input
+        return self._replace(lengths=zipf(theta, longest, count, longest_input=of_input))
+
+
+END_TO_END = CapacityPoint(CLUSTER, zipf(THETA), ORCA)
+
+
+ABLATED = CapacityPoint(SINGLE, zipf(ABLATED_THETA, count=ABLATED_JOBS), FCFS)
+PEAK = CapacityPoint(
+    SMALL, zipf(THETA, PEAK_OUTPUT, ABLATED_JOBS, longest_input=PEAK_INPUT), FCFS, in_slots=True
+)
+"""KV in slots of the longest job, so that jobs are counted, as the paper does: its engine has no paging."""
+
+Capacity = Callable[[CapacityPoint], float]
+"""The throughput of a place's baseline, with all requests at once."""
+
+
+def loaded(place: CapacityPoint, load: float, capacity: Capacity, *, cv: float = CV) -> FastServePoint:
+    """The point with arrivals at a share of a place's capacity."""
+    return place.at(load * capacity(place), cv)
+
+
+def with_quantum(point: FastServePoint, policy: str, quantum: float) -> FastServePoint:
+    """A point at which the policy's first quantum is this many decode steps."""
+    return with_order(point, policy, f"quantum_s={quantum * point.machine.decode_step_s():.4g}")
+
+
+def with_order(point: FastServePoint, policy: str, setting: str) -> FastServePoint:
+    """A point with another value for a setting of the policy's order."""
+    order = with_setting(row_of(policy).order, setting)
+    return replace(point, parts=replace(OWN_PARTS, order=order))
+
+
+# ---- what is varied ------------------------------------------------------------------------------------
 
 RATE_AXIS, CV_AXIS, THETA_AXIS = "rate", "cv", "theta"
 AXES = (RATE_AXIS, CV_AXIS, THETA_AXIS)
@@ -393,3 +585,27 @@ def _seconds(pair: tuple[FastServePoint, str]) -> float:
     if point.machine in (SINGLE, SMALL):
         return _ABLATED_SECONDS * point.lengths.count / ABLATED_JOBS
     return _SECONDS.get(policy, _OTHER_SECONDS) * point.lengths.count / JOBS
+
+
+# ---- the same in words ---------------------------------------------------------------------------------
+
+
+def facts(capacity: Capacity) -> list[tuple[str, str]]:
+    """What is run, in words."""
+    return [
+        ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
+        *((machine.title, machine.sizes()) for machine in (CLUSTER, SINGLE)),
+        (
+            "workload",
+            f"{JOBS:,} jobs a run, to the last finish, {ABLATED_JOBS:,} in the ablations; prompts and answers by "
+            f"Zipf's law up to {LONGEST_TOKENS:,} tokens each, theta {THETA:g}, {ABLATED_THETA:g} in the "
+            "ablations: chosen by the paper's own fixed points",
+        ),
+        (
+            "load",
+            f"1 is what the baseline gets through of the same jobs, all at once, mean of {CAPACITY_SEEDS} seeds: "
+            f"{ORCA}, which reserves the context of {CONTEXT_TOKENS:,} tokens for each, "
+            f"{capacity(END_TO_END):.2f} req/s end to end; {FCFS} {capacity(ABLATED):.2f} "
+            "req/s for the ablations",
+        ),
+    ]

@@ -9,9 +9,7 @@ from typing import NamedTuple
 from headway.predict.models.known_models import model_shape
 from headway.statistics import known
 from headway.traces import NAMED_LAWS
-from headway_reproduce.adaptivellm.latency import LatencyFindings, Overheads, turnaround
-from headway_reproduce.adaptivellm.predictor_errors import PredictorErrors
-from headway_reproduce.adaptivellm.setting import (
+from headway_reproduce.adaptivellm.cells import (
     AS_IT_STANDS,
     BASELINE,
     BY_PROMPT,
@@ -21,21 +19,7 @@ from headway_reproduce.adaptivellm.setting import (
     LARGE_SUMMARY,
     MODELS,
     ORDERS,
-    PAPER_CALL_S,
-    PAPER_CALLS_SHARE,
     PAPER_CAPS,
-    PAPER_CUT_VLLM,
-    PAPER_CUT_VLLM_S,
-    PAPER_GAIN_AT_256,
-    PAPER_KV_MB,
-    PAPER_MEAN_TOKENS,
-    PAPER_MOST_SWAP_ERROR,
-    PAPER_OVERHEAD,
-    PAPER_RECOMPUTE_ERROR,
-    PAPER_REGRESSOR,
-    PAPER_SUMMARY_WIDTH,
-    PAPER_SWAP_ERROR,
-    PAPER_TABLE_3,
     READINGS,
     ROOMY_HOST,
     SLOW_LINK,
@@ -48,7 +32,20 @@ from headway_reproduce.adaptivellm.setting import (
     AdaptiveVariation,
     ModelAndData,
 )
-from headway_reproduce.adaptivellm.throughput import ThroughputFindings, width
+from headway_reproduce.adaptivellm.findings import (
+    PAPER_CUTS,
+    PAPER_OVERHEAD,
+    PAPER_TABLE_3,
+    AdaptiveFindings,
+    Overhead,
+    turnaround,
+    width,
+)
+from headway_reproduce.adaptivellm.predictor_errors import (
+    PAPER_RECOMPUTE_ERROR,
+    PAPER_SWAP_ERROR,
+    PredictorErrors,
+)
 from headway_reproduce.claims import (
     EQUAL,
     NEAR,
@@ -66,6 +63,19 @@ from headway_reproduce.claims import (
 from headway_reproduce.study import Range, ratio, span
 from headway_reproduce.study_runs import throughput_rps
 
+PAPER_MOST_SWAP_ERROR = 0.04
+"""Mean relative error of predicted copies, out and in together (section 4.5)."""
+PAPER_REGRESSOR = "RandomForest, degree 2"
+PAPER_KV_MB = 39.1
+"""KV of 100 tokens of OPT-13B (section 2.1)."""
+PAPER_CALL_S, PAPER_CALLS_SHARE = 0.0002, (0.005, 0.01)
+"""Time of a scheduler call, and of all calls over run time (section 4.6)."""
+PAPER_MEAN_TOKENS = (17.02, 19.66, 340.48)
+"""Mean tokens of the prompts of DATA_SETS (Table 2)."""
+PAPER_GAIN_AT_256 = 1.3
+"""Largest gain over vLLM at a longest output of 256 (section 4.3)."""
+PAPER_SUMMARY_WIDTH = 10
+"""Requests that run at once in the Summary groups, at most (section 4.4)."""
 RARE = 0.05
 """A share below which something "hardly ever" happens."""
 
@@ -143,15 +153,18 @@ def _range(values: Iterable[float | None], digits: int = 2) -> str:
     return "-" if found is None else f"{found[0]:.{digits}f} to {found[1]:.{digits}f}"
 
 
-# ---- section 4.3 ---------------------------------------------------------------------------------------
+class AdaptiveClaims(AdaptiveFindings):
+    """Every statement of the paper, with the outcome of each reading of it."""
 
+    def claims(self, errors: PredictorErrors) -> list[Claim]:
+        """The statements in the order of the paper's evaluation."""
+        return [
+            *(*self._table_3(), *self._figure_3(), *self._rates(), *self._chats(), *self._summaries()),
+            *self._figure_4(),
+            *(*_sizes(), *_predictors(errors), *_costs(self.overheads())),
+        ]
 
-class ThroughputStatements(ThroughputFindings):
-    """Table 3, Fig. 3, and section 4.3's statements about swaps and recomputes."""
-
-    def all(self) -> list[Claim]:
-        """The statements in the order of the section."""
-        return [*self._table_3(), *self._figure_3(), *self._rates(), *self._chats(), *self._summaries()]
+    # ---- section 4.3 -------------------------------------------------------------------------------
 
     def _table_3(self) -> Iterator[Claim]:
         asked = ((BASELINE, "vLLM", "1.09 to 1.40"), (SWAP, "vLLM_s", "1.64 to 2.55"))
@@ -382,51 +395,37 @@ class ThroughputStatements(ThroughputFindings):
             reason = f"share of {what}: {self._why_of_fates(LARGE_SUMMARY, number, 1.0, *links)}"
             yield from by_reading(READINGS, judge, where="4.3", says=says, reason=reason)
 
+    # ---- section 4.4 -------------------------------------------------------------------------------
 
-# ---- section 4.4 ---------------------------------------------------------------------------------------
+    def _figure_4(self) -> Iterator[Claim]:
+        caps = " and ".join(map(str, PAPER_CAPS))
+        asked = {
+            BASELINE: f"weighted turnaround shorter than vLLM's at caps {caps}",
+            SWAP: f"the same beside vLLM_s at caps {caps}",
+        }
+        for over, says in asked.items():
 
+            def cuts(policy: str, over: str = over) -> Outcome:
+                return judged_cuts(list(self.cuts(policy, over).values()), PAPER_CUTS[over])
 
-class LatencyStatements(LatencyFindings):
-    """Fig. 4."""
-
-    def all(self) -> list[Claim]:
-        """The statements in the order of the section."""
-
-        def cuts(over: str, paper: Range) -> Judge:
-            return lambda policy: judged_cuts(list(self.cuts(policy, over).values()), paper)
+            paper, reason = _per_cent(PAPER_CUTS[over]), self._why_of_cuts(over)
+            yield from by_reading(ORDERS, cuts, where="Fig. 4", says=says, paper=paper, reason=reason)
 
         def everywhere(policy: str) -> Outcome:
             found = [self.cut(point, policy, BASELINE) or 0.0 for point in self.scope.latency_points()]
             return judged_cases((cut > 0 for cut in found), f"{min(found):.0%} to {max(found):.0%}")
 
-        caps = " and ".join(map(str, PAPER_CAPS))
-        asked: tuple[tuple[str, str, Judge, str], ...] = (
-            (
-                f"weighted turnaround shorter than vLLM's at caps {caps}",
-                _per_cent(PAPER_CUT_VLLM),
-                cuts(BASELINE, PAPER_CUT_VLLM),
-                self._why_of_cuts(BASELINE, PAPER_CUT_VLLM),
-            ),
-            (
-                f"the same beside vLLM_s at caps {caps}",
-                _per_cent(PAPER_CUT_VLLM_S),
-                cuts(SWAP, PAPER_CUT_VLLM_S),
-                self._why_of_cuts(SWAP, PAPER_CUT_VLLM_S),
-            ),
-            ("shorter than vLLM's at every cap", "at every cap", everywhere, ""),
-            ("chats: falls as the cap rises, least at 64 or 128", "yes", self._falls, ""),
-            ("summaries: the same at every cap, since fewer than 10 run at once", "yes", self._steady, ""),
-        )
-        return [
-            claim
-            for says, paper, judge, reason in asked
-            for claim in by_reading(ORDERS, judge, where="Fig. 4", says=says, paper=paper, reason=reason)
-        ]
+        says, paper = "shorter than vLLM's at every cap", "at every cap"
+        yield from by_reading(ORDERS, everywhere, where="Fig. 4", says=says, paper=paper)
+        says = "chats: falls as the cap rises, least at 64 or 128"
+        yield from by_reading(ORDERS, self._falls, where="Fig. 4", says=says)
+        says = "summaries: the same at every cap, since fewer than 10 run at once"
+        yield from by_reading(ORDERS, self._steady, where="Fig. 4", says=says)
 
-    def _why_of_cuts(self, over: str, paper: Range) -> str:
+    def _why_of_cuts(self, over: str) -> str:
         """How many times shorter the turnaround is at the first of the paper's caps, with one thing changed."""
         points = [AdaptivePoint(group=group, cap=PAPER_CAPS[0]) for group in self.scope.groups]
-        least, most = (1 / (1 - cut) for cut in paper)
+        least, most = (1 / (1 - cut) for cut in PAPER_CUTS[over])
         said = []
         for reading, policy in ORDERS.items():
             stands = [self.ratio(point, over, policy, turnaround) or 1.0 for point in points]
@@ -468,11 +467,6 @@ class LatencyStatements(LatencyFindings):
 
 
 # ---- sections 2 and 4.2, 4.5 and 4.6 -------------------------------------------------------------------
-
-
-def other_statements(overheads: Overheads, errors: PredictorErrors) -> list[Claim]:
-    """The statements that concern neither throughput nor latency."""
-    return [*_sizes(), *_predictors(errors), *_costs(overheads)]
 
 
 def _sizes() -> Iterator[Claim]:
@@ -533,8 +527,7 @@ def _predictors(errors: PredictorErrors) -> Iterator[Claim]:
     )
 
 
-def _costs(overheads: Overheads) -> Iterator[Claim]:
-    found = overheads.found()
+def _costs(found: Sequence[Overhead]) -> Iterator[Claim]:
     predicting = max(each.prediction_share for each in found)
     call_s, share = max(each.plan_s for each in found), max(each.share for each in found)
     for says, paper, ours, cost in (

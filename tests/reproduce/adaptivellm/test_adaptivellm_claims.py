@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from headway_reproduce.adaptivellm.statements import (
-    Outcome,
-    by_reading,
-    judged_cases,
-    judged_cuts,
-    judged_gains,
-)
+from headway_reproduce.adaptivellm.claims import Outcome, by_reading, judged_cases, judged_cuts, judged_gains
 
 
 @pytest.mark.parametrize(

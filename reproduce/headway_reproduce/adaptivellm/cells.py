@@ -13,8 +13,10 @@ from itertools import product
 from typing import NamedTuple
 
 from headway.lab.policy_choice import OWN_PARTS, Parts
+from headway.predict.steps.hardware import hardware
 from headway.sim.limits import EngineLimits
-from headway_reproduce.ablations import row_of
+from headway.traces import NAMED_LAWS
+from headway_reproduce.ablations import row_of, with_setting
 from headway_reproduce.adaptivellm.worth import WorthPoint, worth_points, worth_runs
 from headway_reproduce.study_runs import StudyRun
 
@@ -76,6 +78,9 @@ SEATS = 256
 BATCH_CAPS = (8, 16, 32, 64, 128)
 """Batch caps of the latency runs (Fig. 4). The paper's axis shows 64 and 128; the others are ours."""
 
+PAPER_CAPS = (64, 128)
+"""The batch caps that the paper names (section 4.4)."""
+
 SEEDS = 3
 """Seeds of Table 3; everything else, and all of `--quick`, has one."""
 
@@ -110,55 +115,9 @@ def parts_of(policy: str, *, padding: bool = True, free_block_each: bool = True)
         return OWN_PARTS
     row = row_of("vllm-v0" if policy == BASELINE else policy)
     return Parts(
-        batching=_with(row.batching, PADDING) if padding else row.batching,
-        eviction=_with(row.eviction, FREE_BLOCK_EACH) if free_block_each else row.eviction,
+        batching=with_setting(row.batching, PADDING) if padding else row.batching,
+        eviction=with_setting(row.eviction, FREE_BLOCK_EACH) if free_block_each else row.eviction,
     )
-
-
-def _with(spec: str, setting: str) -> str:
-    return f"{spec}{',' if ':' in spec else ':'}{setting}"
-
-
-# ---- what the paper reports ----------------------------------------------------------------------------
-
-PAPER_TABLE_3 = {
-    "OPT-13B/Chatbot": (1.38, 2.46),
-    "OPT-13B/Alpaca": (1.36, 2.55),
-    "OPT-13B/Summary": (1.15, 2.50),
-    "OPT-30B/Chatbot": (1.27, 1.98),
-    "OPT-30B/Alpaca": (1.22, 1.99),
-    "OPT-30B/Summary": (1.11, 1.64),
-    "Llama-13B/Chatbot": (1.28, 2.28),
-    "Llama-13B/Alpaca": (1.40, 2.37),
-    "Llama-13B/Summary": (1.17, 2.12),
-    "Llama-32.5B/Chatbot": (1.28, 1.95),
-    "Llama-32.5B/Alpaca": (1.23, 2.13),
-    "Llama-32.5B/Summary": (1.09, 2.18),
-}
-"""Throughput relative to vLLM and to vLLM_s, longest output 64 (Table 3)."""
-
-PAPER_CUT_VLLM, PAPER_CUT_VLLM_S = (0.2, 0.4), (0.2, 0.6)
-"""How much shorter the mean weighted turnaround is, least and most, at batch caps 64 and 128 (section 4.4)."""
-PAPER_CAPS = (64, 128)
-PAPER_RECOMPUTE_ERROR = {"OPT": 0.0176, "Llama": 0.0130}
-"""Mean relative error of predicted prefill times on rows held out (section 4.5)."""
-PAPER_SWAP_ERROR = {"in": (0.015, 0.011), "out": (0.010, 0.012)}
-"""The same for copies, Llama-13B and Llama-32.5B (section 4.5)."""
-PAPER_MOST_SWAP_ERROR = 0.04
-"""The same for copies out and in together (section 4.5)."""
-PAPER_REGRESSOR = "RandomForest, degree 2"
-PAPER_KV_MB = 39.1
-"""KV of 100 tokens of OPT-13B (section 2.1)."""
-PAPER_OVERHEAD = (0.001, 0.01)
-"""Time of predicting over run time, least and most (section 4.6)."""
-PAPER_CALL_S, PAPER_CALLS_SHARE = 0.0002, (0.005, 0.01)
-"""Time of a scheduler call, and of all calls over run time (section 4.6)."""
-PAPER_MEAN_TOKENS = (17.02, 19.66, 340.48)
-"""Mean tokens of the prompts of DATA_SETS (Table 2)."""
-PAPER_GAIN_AT_256 = 1.3
-"""Largest gain over vLLM at a longest output of 256 (section 4.3)."""
-PAPER_SUMMARY_WIDTH = 10
-"""Requests that run at once in the Summary groups, at most (section 4.4)."""
 
 
 class ModelAndData(NamedTuple):
@@ -373,3 +332,25 @@ def _seconds(pair: tuple[AdaptivePoint, str]) -> float:
     a_token, longest = _STEPS[point.group.data]
     tokens = point.limit if point.lengths == EXACT else min(point.limit, longest)
     return _STEP_S * max(a_token * tokens, REQUESTS * tokens / min(point.cap, SEATS))
+
+
+# ---- the same in words ---------------------------------------------------------------------------------
+
+
+def facts() -> list[tuple[str, str]]:
+    """What is run, in words."""
+    laws = {name: NAMED_LAWS[law] for name, law in DATA_SETS.items()}
+    lengths = "; ".join(
+        f"{name} {law.input.expected_tokens():.2f} in, {law.output.expected_tokens():.1f} out"
+        for name, law in laws.items()
+    )
+    return [
+        ("hardware", f"simulated; {hardware(HARDWARE).provenance()}"),
+        (
+            "engine",
+            f"{GPU_BLOCKS} KV blocks of {BLOCK_TOKENS} tokens on the device, {HOST_BLOCKS} on the host, {SEATS} seats, "
+            f"{TOKENS_A_STEP:,} tokens a step, watermark {WATERMARK_BLOCKS} block, no prefix caching, synchronous; "
+            f"copies at {LINK_BYTES_PER_S / 1e9:g} GB/s each way (assumed), after one another and before the step",
+        ),
+        ("workload", f"{REQUESTS:,} requests a group, all at 0 s; mean tokens before the limit: {lengths}"),
+    ]
