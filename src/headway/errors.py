@@ -10,7 +10,7 @@ HeadwayError
 ├── SeamError        the installed vLLM is not what `engine.vllm_seams` was written against
 └── UpstreamError    an endpoint did not answer, or not as an OpenAI-compatible server would
 
-A message says what was wrong, the value found, and what is accepted.
+A message says what was wrong, the value found, and what is accepted: values after "accepted:", else what to do.
 """
 
 from collections.abc import Iterable

@@ -180,9 +180,7 @@ def host_memory(gib: float | None = None, bytes_per_s: float | None = None) -> H
     if gib is not None and gib != 0:
         return HostKv(gib=gib, bytes_per_s=bytes_per_s)
     if bytes_per_s is not None:
-        raise ConfigError(
-            f"--host-kv-bytes-per-s is {bytes_per_s} without host memory; accepted: with --host-kv-gib"
-        )
+        raise ConfigError(f"--host-kv-bytes-per-s is {bytes_per_s} without host memory; add --host-kv-gib")
     return None
 
 

@@ -67,7 +67,7 @@ def report(flags: ReportFlags) -> None:
 
 def _read(dirs: Sequence[Path]) -> list[Run]:
     if len({folder.resolve() for folder in dirs}) < len(dirs):
-        raise ConfigError(f"a folder is given twice in {', '.join(map(str, dirs))}; accepted: each once")
+        raise ConfigError(f"a folder is given twice in {', '.join(map(str, dirs))}; name each once")
     return [run for folder in dirs for run in read_runs(folder)]
 
 
