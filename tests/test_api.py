@@ -69,7 +69,9 @@ def test_a_temporary_folder_goes_with_the_simulation() -> None:
     runs = simulate(CHATS, **HERE, policies=["vllm"])
     folder = runs._folder.root
     assert len(runs.records("vllm")) == 40
-    with pytest.raises(HeadwayError, match="sjf at load 1, seed 0; there are: vllm at load 1, seed 0"):
+    with pytest.raises(
+        HeadwayError, match="sjf at rate scale 1, seed 0; there are: vllm at rate scale 1, seed 0"
+    ):
         runs.records("sjf")
     del runs
     gc.collect()

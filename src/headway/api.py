@@ -59,7 +59,6 @@ class Simulation:
 
     results: Sequence[CellResult]
     _folder: CellFolder
-    _load_name: str
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each run: `policy`, `load`, `seed`, then the keys of a summary in seconds and shares of 1.
@@ -70,14 +69,14 @@ class Simulation:
 
     def records(self, policy: str, load: float = 1.0, seed: int = 0) -> list[Record]:
         """Read from disk what happened to each request of one run. Raises ConfigError if there is no such run."""
-        cell = GridCell(policy, load, seed)
+        cell = GridCell(policy, load, seed, self._folder.grid.load_name)
         if all(result.cell != cell for result in self.results):
             runs = ", ".join(sorted({str(result.cell) for result in self.results}))
             raise ConfigError(f"no run of {cell}; there are: {runs}")
         return read_records(self._folder.records(cell))
 
     def __str__(self) -> str:
-        return _text(tables(self._folder, self.results, load_name=self._load_name))
+        return _text(tables(self._folder, self.results))
 
 
 def _row(result: CellResult) -> dict[str, Any]:
@@ -124,7 +123,9 @@ def simulate(
         hardware=hardware,
         model=model,
         trace=_trace(trace),
-        grid=PolicyGrid(policies=tuple(policies), loads=tuple(sorted(loads)), num_seeds=seeds),
+        grid=PolicyGrid(
+            policies=tuple(policies), loads=tuple(sorted(loads)), num_seeds=seeds, of_capacity=of_capacity
+        ),
         sizes=engine,
         instances=instances,
         pools=pools,
@@ -134,7 +135,6 @@ def simulate(
         max_output_tokens=max_output_tokens,
         predictor=predictor,
         kv_tier=None if kv_tier is None else parse_kv_tier(kv_tier),
-        of_capacity=of_capacity,
     )
     if jobs < 1:
         raise ConfigError.of("jobs", jobs, "1 or more")
@@ -150,7 +150,7 @@ def _simulated(asked: SimulationRequest, jobs: int, out: str | PathLike[str] | N
             undone.callback(rmtree, root)
         folder = CellFolder(root, asked.grid)
         folder.open(setup.manifest(), setup.meta("headway.simulate"))
-        simulation = Simulation(run_cells(setup.scenario, folder, jobs=jobs), folder, asked.load_name)
+        simulation = Simulation(run_cells(setup.scenario, folder, jobs=jobs), folder)
         undone.pop_all()
     if out is None:
         finalize(simulation, rmtree, root, ignore_errors=True)

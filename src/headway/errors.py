@@ -10,9 +10,11 @@ HeadwayError
 ├── SeamError        the installed vLLM is not what `engine.vllm_seams` was written against
 └── UpstreamError    an endpoint did not answer, or not as an OpenAI-compatible server would
 
-A message says what was wrong, the value found, and what is accepted.
+A message says what was wrong, the value found, and what is accepted: values after "accepted:", else what to do.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Self
 
 VLLM_COMES_BY = "pip install vllm==0.33.0 for CUDA, or for a CPU `make setup` in a checkout"
@@ -70,3 +72,21 @@ class SeamError(HeadwayError):
 
 class UpstreamError(HeadwayError):
     """An endpoint did not answer as an OpenAI-compatible server does."""
+
+
+def meant(name: str, names: Iterable[str], accepted: str = "", *, listed: str = "") -> str:
+    """The end of a message about a name that is none of `names`: those nearest to it, then what is accepted.
+
+    Case does not matter. `accepted` says what is accepted where that is more than the names. With `listed`, the place
+    where all names stand, the nearest names are enough.
+
+    >>> meant("sjff", ["vllm", "sjf", "edf"])
+    'did you mean sjf? accepted: vllm, sjf, edf'
+    """
+    by_lower = {each.lower(): each for each in names}
+    near = [] if name in by_lower.values() else get_close_matches(name.lower(), by_lower)
+    said = f"accepted: {accepted or ', '.join(by_lower.values()) or 'none'}"
+    if not near:
+        return said
+    rest = f"All: {listed}" if listed else said
+    return f"did you mean {' or '.join(by_lower[each] for each in near)}? {rest}"

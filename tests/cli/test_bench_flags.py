@@ -41,7 +41,7 @@ def bench(refused: Refused, tmp_path: Path, trace: Path, monkeypatch: pytest.Mon
         ({"batch_width": 0}, "--batch-width is 0; accepted: 1 or more"),
         ({"host_kv_gib": -1}, "--host-kv-gib is -1.0; accepted: more than 0"),
         ({"host_kv_gib": 1e9}, "--host-kv-gib is 1e+09 but this machine has"),
-        ({"host_kv_bytes_per_s": 1e9}, "without host memory; accepted: with --host-kv-gib"),
+        ({"host_kv_bytes_per_s": 1e9}, "without host memory; add --host-kv-gib"),
         ({"predictor": "noisy-oracle"}, "predictor 'noisy-oracle': ''; accepted: tau=..., seed=N"),
         ({"predictor": "broken:way=up"}, "way of a broken predictor is 'up'; accepted: reversed"),
         ({"model": "./no-such-model"}, "model './no-such-model' does not exist"),

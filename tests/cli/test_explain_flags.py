@@ -148,7 +148,7 @@ def test_what_cannot_be_explained_is_one_line(refused: Refused, url: str) -> Non
     [
         (("--policies", ""), "--policies is ''; accepted: names of the preset table"),
         (("--policies", ","), "--policies is ','; accepted: names of the preset table"),
-        ((), "--policies is missing; accepted: --policies A,B,..., --scale MIN..MAX, or both"),
+        ((), "--policies is missing; add --policies A,B,..., --scale MIN..MAX, or both"),
         (("--scale", "2..1"), "--scale is '2..1'; accepted: N or MIN..MAX"),
         (("--policies", "nope"), "unknown policy 'nope'; accepted: "),
         (("--policies", "edf", "--window", "5"), "--window is 5 and --every 60; accepted: 10 s or more"),

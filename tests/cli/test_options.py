@@ -33,6 +33,7 @@ class Flags:
     name: Annotated[str | None, Setting("A name.")] = None
     timeout_s: Annotated[float, Setting("Patience.", "S")] = 60.0
     slo_ttft_s: Annotated[float | None, Setting("Target.", "S")] = None
+    slo_tbt_s: Annotated[float | None, Setting("Target.", "S")] = None
     hand_off_threshold: Annotated[float | None, Setting("A share.")] = None
     leaving: Annotated[tuple[str, ...] | None, Setting("Rules.")] = None
     inner: Annotated[Inner, OptionGroup(panel="Inside")]
@@ -72,6 +73,24 @@ def test_a_dataclass_gets_what_was_given_and_its_defaults() -> None:
     )
     assert (flags.engine, flags.host_kv) == ({"explain": 0}, {})
     assert run().leaving is None
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--slo-ttft", "500"], "--slo-ttft is 500 s (seconds, not ms)\n"),
+        (["--slo-ttft", "60"], ""),
+        (["--slo-tbt", "50"], "--slo-tbt is 50 s (seconds, not ms)\n"),
+        (["--slo-ttft", "2", "--slo-tbt", "2"], ""),
+        (["--slo-ttft", "604801", "--slo-tbt", "nan"], ""),
+        ([], ""),
+    ],
+)
+def test_a_target_that_looks_like_milliseconds_is_told_in_a_line(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(*words)
+    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_late_requests_are_served_or_refused_as_is_said(
         ),
         (
             ("--join", "http://127.0.0.1:9", "--late", "serve"),
-            "no instance is started here; accepted: with MODEL",
+            "no instance is started here; name a MODEL",
         ),
     ],
 )

@@ -50,7 +50,7 @@ def test_a_file_is_not_replaced_unless_asked_to(profile: Refused, tmp_path: Path
     out = tmp_path / "cost.json"
     out.write_text("mine")
     err = profile("--model", "demo", "--out", str(out))
-    assert f"--out {out} exists; accepted: a new file, or --force to replace it" in err
+    assert f"--out {out} exists; name a new file, or add --force to replace it" in err
     err = profile("--model", "./no-such-model", "--out", str(out), "--force")
     assert "does not exist" in err
     assert out.read_text() == "mine"

@@ -68,7 +68,7 @@ def test_what_is_there_is_replaced_only_if_asked(
 ) -> None:
     out = tmp_path / "trace.csv"
     out.write_text("mine")
-    assert "accepted: a new file, or --force to replace it" in refused("record", access_log, "--out", out)
+    assert "name a new file, or add --force to replace it" in refused("record", access_log, "--out", out)
     assert out.read_text() == "mine"
     assert headway("record", access_log, "--out", out, "--force").code == 0
     assert "line 4: " in refused("record", access_log, "--out", out, "--force", "--strict")

@@ -93,14 +93,14 @@ def test_records_are_not_written_over_the_trace(
         out = tmp_path / "link.csv"
         out.symlink_to(trace)
     before = trace.read_bytes()
-    assert replay(trace=trace, out=out) == f"error: --out {out} is the trace itself; accepted: another file\n"
+    assert replay(trace=trace, out=out) == f"error: --out {out} is the trace itself; name another file\n"
     assert trace.read_bytes() == before
 
 
 def test_several_servers_are_accepted_with_batches_alone(refused: Refused, tmp_path: Path) -> None:
     two = ("--url", "http://127.0.0.1:9", "--url", "http://127.0.0.1:10")
     err = refused("replay", *two, *words({"trace": GENERATED, "out": tmp_path / "out.jsonl"}))
-    assert err.endswith("\nerror: --url is given 2 times; accepted: once, or with --batches\n")
+    assert err.endswith("\nerror: --url is given 2 times; give it once, or add --batches\n")
 
 
 def test_remarks_tell_the_clients_lateness_and_what_went_wrong() -> None:

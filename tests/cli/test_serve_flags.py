@@ -375,7 +375,7 @@ def test_the_introduction_is_three_lines(model: str) -> None:
         (["demo", "--host-kv-gib", "1e9"], "error: --host-kv-gib is 1e+09 but this machine has"),
         (
             ["demo", "--host-kv-bytes-per-s", "1e9"],
-            "error: --host-kv-bytes-per-s is 1000000000.0 without host memory; accepted: with --host-kv-gib",
+            "error: --host-kv-bytes-per-s is 1000000000.0 without host memory; add --host-kv-gib",
         ),
         (
             ["demo", "--host-kv-gib", "1", "--host-kv-bytes-per-s", "0"],

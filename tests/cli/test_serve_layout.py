@@ -118,7 +118,7 @@ def test_each_policy_for_pools_has_its_presets(policy: str) -> None:
         ({"pools": "lp=1,xp=1"}, "policy 'ascendra' has none for pool 'xp'; accepted: lp, hp"),
         (
             {"instances": "2", "policy": "ascendra"},
-            "policy 'ascendra' serves pools; accepted with it: --pools",
+            "policy 'ascendra' serves pools; add --pools",
         ),
         ({"join": ["http://a"], "policy": "edf"}, "--policy is 'edf', but no instance is started here"),
         ({"join": ["ftp://a"]}, "--join is 'ftp://a'; accepted: URL or POOL=URL"),
@@ -146,7 +146,7 @@ def test_each_policy_for_pools_has_its_presets(policy: str) -> None:
             "router is 'prefill-decode' with other instances; accepted: --pools prefill=1,decode=1",
         ),
         ({"instances": "2", "router": "prefill-decode"}, "accepted: --pools prefill=1,decode=1"),
-        ({"instances": "1", "tickets": False}, "--no-tickets with router 'cache-aware'; accepted"),
+        ({"instances": "1", "tickets": False}, "--no-tickets with router 'cache-aware'; use router ascendra"),
         (
             {"pools": "lp=1", "router": "round-robin", "tickets": False},
             "--no-tickets with router 'round-robin'",

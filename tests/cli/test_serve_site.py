@@ -242,7 +242,7 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
     assert site(model, instances="2", shadow="sjf, edf").shadows == ("sjf", "edf")
     with pytest.raises(ConfigError, match="unknown policy 'nope'"):
         site(model, instances="2", shadow="nope")
-    with pytest.raises(ConfigError, match="accepted: --explain N"):
+    with pytest.raises(ConfigError, match="use --explain N"):
         build_site(
             ServeRequest(model, "vllm", lambda policy: EngineSettings(policy=policy, explain=0), ()),
             GatewayFlags(instances="2", shadow="sjf"),
@@ -253,8 +253,8 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "error: MODEL is missing; accepted: `demo`, a directory or a hub name, or --join URL"),
-        (["--pools", "lp=1"], "error: MODEL is missing; accepted: headway serve MODEL"),
+        ([], "error: MODEL is missing; name `demo`, a directory or a hub name, or --join URL"),
+        (["--pools", "lp=1"], "error: MODEL is missing; write headway serve MODEL"),
         (["--", "--max-num-seqs", "4"], "error: MODEL is missing"),
         (["--instances", "1", "--", "--max-num-seqs", "4"], "error: MODEL is missing"),
         (["demo", "--join", "http://x"], "error: no instance is started here, so 'demo' has no use"),
@@ -315,12 +315,12 @@ def test_shadows_need_requests_that_are_followed(model: str) -> None:
         ),
         (
             ["--join", "http://x", "--keep-instances", "/proc/none"],
-            "error: --keep-instances is /proc/none; accepted: with --instances N or --pools, without --rebalance",
+            "error: --keep-instances is /proc/none; use it with --instances N or --pools, and without --rebalance",
         ),
         (["demo", "--instances", "1", "--port", "80"], "error: --port is 80; accepted: 1024 to 65535"),
         (
             ["demo", "--policy", "ascendra"],
-            "error: policy 'ascendra' serves pools; accepted with it: --pools",
+            "error: policy 'ascendra' serves pools; add --pools",
         ),
         (["demo", "--instances", "1", "--policy", "tea"], "error: unknown policy 'tea'; accepted: "),
     ],

@@ -69,7 +69,7 @@ def test_why_requests_failed_is_said_and_a_run_in_which_all_did_is_no_success(
     ):
         code, _, err = simulate(trace=trace, policies="sjf")
         assert code == status
-        assert f"sjf at load 1, seed 0: {failed}{why}\n" in err
+        assert f"sjf at rate scale 1, seed 0: {failed}{why}\n" in err
 
 
 @pytest.mark.parametrize(("prompt", "is_long"), [(2000, False), (2100, True)])
@@ -185,14 +185,15 @@ def test_what_is_kept_can_be_reported(simulate: Headway, headway: Headway, tmp_p
     text = page.read_text()
     assert "simulated" in text
     assert "headway simulate --hardware h100" in text
+    assert "against rate scale" in text
     assert str(tmp_path / "page") not in text
 
 
 def test_a_request_is_explained(simulate: Headway) -> None:
     code, out, _ = simulate("--explain", "7", slo_ttft=0.1)
     assert code == 0
-    assert out.startswith("vllm, load 1, simulated\nrequest 7: ")
-    assert "\nsjf, load 1, simulated\nrequest 7: " in out
+    assert out.startswith("vllm, rate scale 1, simulated\nrequest 7: ")
+    assert "\nsjf, rate scale 1, simulated\nrequest 7: " in out
     assert "target first token within 100 ms: " in out
     code, out, _ = simulate("--explain", "7", "--json", policies="sjf")
     assert json.loads(out)["sjf"]["id"] == "7"
@@ -224,10 +225,10 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
         ({"policies": " ,"}, "policies is ' ,'; accepted: names of the preset table"),
         ({"policies": "vllm,vllm"}, "policies are 'vllm, vllm'; accepted: different names"),
         ({"order": "nope"}, "unknown order 'nope'; accepted: "),
-        ({"hardware": "abacus"}, "hardware 'abacus' is not known; accepted: "),
+        ({"hardware": "abacus"}, "unknown hardware 'abacus'; accepted: "),
         ({"hardware": "local"}, "this machine has not been measured; run `headway profile"),
         ({"hardware": "missing.json"}, "cost file missing.json cannot be read"),
-        ({"model": "parrot"}, "model 'parrot' is not known; accepted: "),
+        ({"model": "parrot"}, "unknown model 'parrot'; accepted: "),
         ({"trace": "missing.csv"}, "missing.csv"),
         ({"trace": "gen:nonsense"}, "'gen:nonsense'"),
         ({"limit": 0}, "limit is 0; accepted: 1 or more"),

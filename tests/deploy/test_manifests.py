@@ -135,7 +135,7 @@ def test_direct_streaming_needs_all_of_its_environment(missing: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"modell": "demo"}, "unknown modell; accepted: model, replicas"),
+        ({"modell": "demo"}, "unknown modell; did you mean model? accepted: model, replicas"),
         ({"replicas": 0}, "replicas is 0; accepted: a whole number, 1 or more"),
         ({"replicas": "two"}, "replicas is two; accepted: a whole number, 1 or more"),
         (

@@ -115,7 +115,7 @@ async def test_keys_guard_explanations_too() -> None:
     async with upstream("lp-0") as one, gateway(one, keys=Keys({b"k": ""})) as front:
         assert (await front.get("/explain/x")).status == 401
         assert (await front.get("/v1/explain/x", Authorization="Bearer k")).status == 404
-        with pytest.raises(UpstreamError, match="wants a key; accepted: --api-key KEY"):
+        with pytest.raises(UpstreamError, match="wants a key; add --api-key KEY"):
             await ask_about(front.url, "x")
         with pytest.raises(ConfigError, match="no such request"):
             await ask_about(front.url, "x", "k")

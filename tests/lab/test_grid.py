@@ -70,7 +70,7 @@ def test_every_policy_at_every_load_with_every_seed() -> None:
         GridCell("b", 1.0, 0),
     ]
     assert len(set(cells)) == 8
-    assert str(cells[0]) == "a at load 0.5, seed 0"
+    assert str(cells[0]) == "a at rate scale 0.5, seed 0"
 
 
 @pytest.mark.parametrize(("policies", "seeds"), [((), 1), (("a", "a"), 1), (("a",), 0)])

@@ -35,6 +35,7 @@ ASKED = SimulationRequest(
 )
 ONE_SEAT = EngineSizes(max_num_seqs=1, num_blocks=120)
 SINGLE = replace(ASKED, grid=PolicyGrid(policies=("vllm", "sjf")))
+OF_CAPACITY = replace(SINGLE, grid=replace(SINGLE.grid, of_capacity=True))
 POOLED = replace(
     SINGLE,
     trace=Trace(TRACE.replace("rate=30", "rate=300"), slo=Slo(ttft_s=0.1, tbt_s=0.05)),
@@ -47,8 +48,8 @@ POOLED = replace(
 
 def test_a_share_of_capacity_is_the_same_rate_whatever_the_traces_own(tmp_path: Path) -> None:
     traces = [Trace(TRACE.replace("rate=30", f"rate={rate}")) for rate in (3, 300)]
-    grid = PolicyGrid(policies=("vllm",), loads=(5.0,))
-    asked = [replace(SINGLE, grid=grid, trace=trace, of_capacity=True) for trace in traces]
+    grid = PolicyGrid(policies=("vllm",), loads=(5.0,), of_capacity=True)
+    asked = [replace(SINGLE, grid=grid, trace=trace) for trace in traces]
     slow, fast = map(set_up, asked)
     assert slow.capacity_rps == fast.capacity_rps is not None
     requests = slow.scenario.trace.requests()
@@ -61,13 +62,13 @@ def test_a_share_of_capacity_is_the_same_rate_whatever_the_traces_own(tmp_path: 
 def test_requests_that_come_all_at_once_are_no_share_of_capacity() -> None:
     at_once = Trace.of(replace(each, arrival_s=0.0) for each in Trace(TRACE).requests())
     with pytest.raises(ConfigError, match="all requests arrive at 0 s, so no share of capacity is a rate"):
-        set_up(replace(SINGLE, trace=at_once, of_capacity=True))
+        set_up(replace(OF_CAPACITY, trace=at_once))
 
 
 def test_without_a_request_that_is_served_there_is_no_capacity() -> None:
     too_long = Trace.of([TraceRequest("a", 1.0, 9_999, 5)])
     with pytest.raises(ConfigError, match="no request of the trace is served here"):
-        set_up(replace(SINGLE, trace=too_long, of_capacity=True))
+        set_up(replace(OF_CAPACITY, trace=too_long))
 
 
 UNSERVED: dict[str, object] = {"grid": PolicyGrid(policies=("ascendra",))}
@@ -168,7 +169,7 @@ def test_an_error_names_its_cell(tmp_path: Path) -> None:
     setup = set_up(SINGLE)
     tight = replace(setup.scenario, max_output_tokens=1)
     with pytest.raises(
-        TraceError, match=r"^vllm at load 1, seed 0: request .* output tokens; accepted: up to 1"
+        TraceError, match=r"^vllm at rate scale 1, seed 0: request .* output tokens; accepted: up to 1"
     ):
         run_cell(tight, GridCell("vllm"), lambda record: None)
 
@@ -352,7 +353,7 @@ def test_the_first_error_ends_it_and_the_done_is_kept(tmp_path: Path, jobs: int)
     setup = set_up(replace(ASKED, grid=PolicyGrid(policies=("vllm", "sjf"))))
     folder = opened(setup, tmp_path)
     broken = replace(setup.scenario, max_output_tokens=1)
-    with pytest.raises(TraceError, match="at load 1, seed 0: request"):
+    with pytest.raises(TraceError, match="at rate scale 1, seed 0: request"):
         run_cells(broken, folder, jobs=jobs)
     assert set(content(tmp_path)) == {"simulation.json", "run.json"}
 
@@ -424,7 +425,7 @@ def rendered(folder: CellFolder, results: list[CellResult], width: int = 200) ->
     from rich.console import Console
 
     text = StringIO()
-    Console(file=text, width=width).print(tables(folder, results, load_name="rate scale"))
+    Console(file=text, width=width).print(tables(folder, results))
     return text.getvalue()
 
 
@@ -459,11 +460,14 @@ def test_a_sweep_says_at_which_loads_it_limps(tmp_path: Path) -> None:
 
 
 def test_pictures_of_a_sweep(sweep: list[CellResult]) -> None:
-    pictures = sweep_pictures(sweep, load_name="rate scale")
+    pictures = sweep_pictures(ASKED.grid, sweep)
     assert set(pictures) == {
         "goodput.svg", "throughput-rps.svg", "mean-ttft.svg", "p99-ttft.svg", "mean-jct.svg", "p99-jct.svg"
     }  # fmt: skip
     assert all(svg.startswith("<svg") for svg in pictures.values())
+    assert all("against rate scale" in svg for svg in pictures.values())
+    shares = sweep_pictures(replace(ASKED.grid, of_capacity=True), sweep)
+    assert all("against load" in svg for svg in shares.values())
 
 
 # ---- bounds --------------------------------------------------------------------------------------------

@@ -92,20 +92,24 @@ def test_settings_are_the_public_parameters_with_their_plain_types() -> None:
         (
             "leaving",
             "Expired",
-            "unknown leaving 'Expired'; accepted: at-risk, expired, out-of-memory, queue-bound",
+            "unknown leaving 'Expired'; did you mean expired? All: `headway policies`",
         ),
         (
             "batching",
             "decode-first:budget=5",
-            "batching 'decode-first' has no setting 'budget=5'; accepted (as key=value): head_room, token_budget",
+            "batching 'decode-first' has no setting 'budget=5'; did you mean token_budget? accepted: head_room=..., ",
         ),
         (
             "batching",
             "request-level:reserve",
-            "batching 'request-level' has no setting 'reserve'; accepted (as key=value): batch_size, reserve",
+            "batching 'request-level' has no setting 'reserve'; accepted: batch_size=..., reserve=...",
         ),
-        ("order", "slack:cost=3", "order 'slack' has no setting 'cost=3'; accepted (as key=value): none"),
-        ("leaving", "queue-bound:_waiting_tokens=3", "has no setting '_waiting_tokens=3'; accepted"),
+        ("order", "slack:cost=3", "order 'slack' has no setting 'cost=3'; accepted: none"),
+        (
+            "leaving",
+            "queue-bound:_waiting_tokens=3",
+            "has no setting '_waiting_tokens=3'; did you mean max_waiting_tokens or ",
+        ),
         (
             "batching",
             "decode-first:token_budget=1.5",

@@ -213,7 +213,7 @@ def test_a_tenant_and_an_instruction_are_no_other_tenant() -> None:
     )
 
 
-@pytest.mark.parametrize("spec", ["", "word2vec", "learn", "none"])
+@pytest.mark.parametrize("spec", ["", "word2vec", "none"])
 def test_an_unknown_predictor_is_refused(spec: str) -> None:
     with pytest.raises(ConfigError, match=rf"unknown length predictor '{spec}'; accepted: learned$"):
         length_predictor(spec)

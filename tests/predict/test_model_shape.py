@@ -406,7 +406,7 @@ def test_a_checkpoint_of_32_bits_is_served_in_16_as_vllm_does(tmp_path: Path) ->
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
     for name in ("gpt-9", "~gpt-9", ""):
-        with pytest.raises(ConfigError, match=rf"model '{name}' .*Qwen/Qwen3-32B"):
+        with pytest.raises(ConfigError, match=rf"unknown model '{name}'; .*Qwen/Qwen3-32B"):
             model_shape(name)
 
 

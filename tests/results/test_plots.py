@@ -132,7 +132,7 @@ CHARTS: dict[str, Draw] = {
     **{latency.name: lambda records, latency=latency: cdf_svg(records, latency) for latency in Latency},  # type: ignore[misc]
     "queue": queue_svg,
     "timeline": lambda records: timeline_svg(next(iter(records)), next(iter(records.values()))),
-    "sweep": lambda records: sweep_svg({p: [(0.5, 1.0), (0.9, 2.5)] for p in records}, "p99_ttft_s"),
+    "sweep": lambda records: sweep_svg({p: [(0.5, 1.0), (0.9, 2.5)] for p in records}, "p99_ttft_s", "load"),
 }
 
 
@@ -246,16 +246,16 @@ def test_long_runs_make_no_longer_charts() -> None:
 
 @pytest.mark.parametrize("key", ["goodput", "throughput_rps", "p99_ttft_s"])
 def test_a_sweep_leaves_out_what_was_not_measured(key: str) -> None:
-    svg = sweep_svg({"vllm": [(0.5, None), (0.7, 0.9), (0.9, 0.5)], "orca": [(0.5, None)]}, key)
-    assert "offered load" in words(svg)
-    assert "not measured" in words(sweep_svg({"vllm": [(0.5, None)]}, key))
+    svg = sweep_svg({"vllm": [(0.5, None), (0.7, 0.9), (0.9, 0.5)], "orca": [(0.5, None)]}, key, "rate scale")
+    assert "rate scale" in words(svg)
+    assert "not measured" in words(sweep_svg({"vllm": [(0.5, None)]}, key, "load"))
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_sweep_shows_times_of_zero_as_the_least_there_are() -> None:
     # A server that sends its whole answer at once has no time between tokens.
-    assert "1 µs" in words(sweep_svg({"vllm": [(0.5, 0.0), (0.9, 0.0)]}, "p99_tbt_s"))
-    shown = words(sweep_svg({"vllm": [(0.5, 0.0)], "orca": [(0.5, 0.1)]}, "p99_tbt_s"))
+    assert "1 µs" in words(sweep_svg({"vllm": [(0.5, 0.0), (0.9, 0.0)]}, "p99_tbt_s", "load"))
+    shown = words(sweep_svg({"vllm": [(0.5, 0.0)], "orca": [(0.5, 0.1)]}, "p99_tbt_s", "load"))
     assert {"1 µs", "100 ms"} <= set(shown)
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -29,10 +30,15 @@ META: dict[str, Any] = {
 }
 
 
-def run(folder: str = "out", load: float | None = None, **records: list[Record]) -> Run:
+def run(
+    folder: str = "out",
+    load: float | None = None,
+    load_name: Literal["load", "rate scale"] = "load",
+    **records: list[Record],
+) -> Run:
     return Run(
         folder=Path(folder),
-        meta=RunMeta(**META, policies=tuple(records), load=load),
+        meta=RunMeta(**META, policies=tuple(records), load=load, load_name=load_name),
         records=records,
         infos={policy: RunInfo() for policy in records},
     )
@@ -156,11 +162,40 @@ def test_any_run_renders(records: list[Record]) -> None:
 
 def test_a_sweep_is_drawn_against_load_with_its_doubts() -> None:
     page = page_of_sweep()
-    assert "JCT mean against offered load" in page.text
-    assert "goodput against offered load" not in page.text  # no request had a target
+    assert "JCT mean against load" in page.text
+    assert "goodput against load" not in page.text  # no request had a target
     assert "At load 0.9 the policies finished different requests" in page.text
-    assert "<dt>offered load</dt><dd>0.5, 0.9</dd>" in page.source
+    assert "<dt>load</dt><dd>0.5, 0.9</dd>" in page.source
     assert len(page.all("details")) == 3  # two loads and the glossary
+
+
+def test_a_sweep_over_rate_scales_says_so_wherever_it_names_one() -> None:
+    runs = [
+        run(load=scale, load_name="rate scale", vllm=[make()], headway=[make(finished_s=3.0)])
+        for scale in (0.5, 2)
+    ]
+    page = page_of(*runs)
+    assert "In a simulation at rate scale 2 headway answered sooner than vllm" in page.text
+    assert "Against rate scale" in page.text
+    assert "JCT mean against rate scale" in page.text
+    assert "<dt>rate scale</dt><dd>0.5, 2</dd>" in page.source
+    assert "Rate scale 0.5" in page.text
+    assert "Queue length, rate scale 0.5" in page.text
+    assert not re.search(r"\bload\b", page.text.partition("What the columns mean")[0])
+
+
+def test_loads_and_rate_scales_side_by_side_stay_apart() -> None:
+    loads = [run(load=load, vllm=[make()]) for load in (0.5, 2)]
+    scales = [run("other", load=scale, load_name="rate scale", orca=[make()]) for scale in (0.5, 2)]
+    assert [(part.load_name, part.load, list(part.records)) for part in sections([*scales, *loads])] == [
+        ("load", 0.5, ["vllm"]),
+        ("load", 2, ["vllm"]),
+        ("rate scale", 0.5, ["orca"]),
+        ("rate scale", 2, ["orca"]),
+    ]
+    page = page_of(*loads, *scales)
+    assert "JCT mean against load" in page.text
+    assert "JCT mean against rate scale" in page.text
 
 
 def test_a_policy_keeps_its_colour_at_every_load() -> None:

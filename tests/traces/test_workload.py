@@ -149,10 +149,14 @@ def test_a_line_of_text_describes_a_workload(text: str, workload: Workload) -> N
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "the workload lacks 'input'; accepted: input=..., output=..., count=..., [seed=...]"),
-        (f"posson:rate=8{TAIL}", "arrivals is 'posson'; accepted: poisson, gamma, onoff, fixed, at-once"),
+        ("", "arrivals is ''; accepted: poisson, gamma, onoff, fixed, at-once"),
+        (
+            "poison:rate=8",
+            "arrivals is 'poison'; did you mean poisson? accepted: poisson, gamma, onoff, fixed, at-once",
+        ),
+        ("at-once", "the workload lacks 'input'; accepted: input=..., output=..., count=..., [seed=...]"),
         (f"poisson{TAIL}", "poisson lacks 'rate'; accepted: rate=..."),
-        (f"poisson:rat=8{TAIL}", "'rat' is unknown to poisson; accepted: rate=..."),
+        (f"poisson:rat=8{TAIL}", "'rat' is unknown to poisson; did you mean rate? accepted: rate=..."),
         (f"poisson:8{TAIL}", "'8' is unknown to poisson; accepted: rate=..."),
         (f"poisson:rate={TAIL}", "'rate' of poisson has no value"),
         (f"poisson:rate=8,rate=9{TAIL}", "'rate' of poisson has two values"),
@@ -160,7 +164,10 @@ def test_a_line_of_text_describes_a_workload(text: str, workload: Workload) -> N
         (f"poisson:rate=nan{TAIL}", "rate is 'nan'; accepted: a finite number"),
         (f"poisson:rate=-1{TAIL}", "rate_rps is -1.0; accepted: a finite number above 0"),
         (f"at-once:rate=8{TAIL}", "'rate' is unknown to at-once; accepted: nothing"),
-        (f"at-once{TAIL}/sed=1", "'sed' is unknown to the workload; accepted: input=..., output=..."),
+        (
+            f"at-once{TAIL}/sed=1",
+            "'sed' is unknown to the workload; did you mean seed? accepted: input=..., ",
+        ),
         (f"at-once{TAIL}/turns=5", "turns and think go together; accepted: both, as turns=5/think=20"),
         (f"at-once{TAIL}/turns=0/think=1", "turns is 0; accepted: 1 or more"),
         (f"at-once{TAIL}/seed=1.5", "seed is '1.5'; accepted: a whole number"),
@@ -168,7 +175,7 @@ def test_a_line_of_text_describes_a_workload(text: str, workload: Workload) -> N
         ("at-once/input=sharegpt/output=sharegpt/count=0", "count is 0; accepted: 1 to 10000000"),
         (
             "at-once/input=sharegtp/output=sharegpt/count=1",
-            "input is 'sharegtp'; accepted: constant, zipf, lognormal, lognormal-fitted, sharegpt, sharegpt-turns",
+            "input is 'sharegtp'; did you mean sharegpt or ",
         ),
         ("at-once/input=sharegpt:max=9/output=sharegpt/count=1", "input is 'sharegpt'; accepted: "),
         (

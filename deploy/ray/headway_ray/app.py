@@ -10,7 +10,7 @@ from typing import Any
 from headway.engine.demo_model import resolve_model
 from headway.engine.servers.server_command import SCHEDULER
 from headway.engine.settings import EngineSettings
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 
 DIRECT = "RAY_SERVE_LLM_ENABLE_DIRECT_STREAMING"
 FORWARD_BODY = "RAY_SERVE_INGRESS_REQUEST_ROUTER_FORWARD_BODY"
@@ -87,7 +87,7 @@ def _options(arguments: Mapping[str, Any]) -> Options:
     accepted = [part.name for part in fields(Options)]
     unknown = sorted(set(arguments) - set(accepted))
     if unknown:
-        raise ConfigError(f"unknown {', '.join(unknown)}; accepted: {', '.join(accepted)}")
+        raise ConfigError(f"unknown {', '.join(unknown)}; {meant(unknown[0], accepted)}")
     replicas = str(arguments.get("replicas", 2))  # a number in a manifest, text in a command
     if not (replicas.isdecimal() and int(replicas) >= 1):
         raise ConfigError(f"replicas is {replicas}; accepted: a whole number, 1 or more")
@@ -97,7 +97,7 @@ def _options(arguments: Mapping[str, Any]) -> Options:
 def _check_router(router: str, direct: bool, environment: Mapping[str, str]) -> None:
     if router not in (*UNCOUNTING, *COUNTING):
         raise ConfigError(
-            f"router {router!r} is none that Ray can use; accepted: {', '.join((*UNCOUNTING, *COUNTING))}"
+            f"router {router!r} is none that Ray can use; {meant(router, (*UNCOUNTING, *COUNTING))}"
         )
     if direct and router in COUNTING:
         raise ConfigError(

@@ -40,7 +40,7 @@ COME_BY = {
     "vllm": VLLM_COMES_BY,
     **dict.fromkeys(
         ("aiohttp", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
-        "the packages that `headway doctor` names",
+        "`headway doctor` names the packages",
     ),
 }
 """Module that may be missing -> what installs it."""
@@ -171,14 +171,12 @@ def main() -> None:
         garbled = next((word for word in sys.argv if not _is_text(word)), None)
         if garbled is None:
             raise
-        _fail(
-            f"{garbled!r} on the command line is not UTF-8, and cannot be written down; accepted: names that are"
-        )
+        _fail(f"{garbled!r} on the command line is not UTF-8, and cannot be written down; use a name that is")
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
         _drop_stdout()
-        _fail(f"output cannot be written ({error.strerror}); accepted: a disk or stream with room")
+        _fail(f"output cannot be written ({error.strerror}); make room, or write elsewhere")
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 
@@ -190,7 +188,7 @@ def _is_text(word: str) -> bool:
 
 def missing(module: str) -> str:
     """The error message for a module that is not installed."""
-    return f"{module} is not installed; accepted: {COME_BY[module]}"
+    return f"{module} is not installed; {COME_BY[module]}"
 
 
 def _fail(why: str) -> NoReturn:

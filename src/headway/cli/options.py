@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 
 import typer
 
+from headway.core.slo import MAX_TARGET_S
 from headway.errors import ConfigError
 from headway.setting import Setting, Shown
 
@@ -40,6 +41,8 @@ def command_of(function: Callable[[Any], None]) -> Callable[..., None]:
 
     def command(context: typer.Context, **values: Any) -> None:
         given = {name: value for name, value in values.items() if _source(context, name) != "DEFAULT"}
+        for doubt in _unit_doubts(given):
+            typer.echo(doubt, err=True)
         with _understood() if values.keys() & {"trace", "log"} else nullcontext():
             function(_built(flags, values, given))
 
@@ -49,6 +52,19 @@ def command_of(function: Callable[[Any], None]) -> Callable[..., None]:
     command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     command.__annotations__ = {option.name: option.annotation for option in options}
     return command
+
+
+USUAL_TARGET_S = {"slo_ttft_s": 60.0, "slo_tbt_s": 2.0}
+"""A longer target is accepted, but was probably meant in milliseconds."""
+
+
+def _unit_doubts(given: Given) -> Iterator[str]:
+    """A line for each target that is accepted, and longer than usual."""
+    for name, usual_s in USUAL_TARGET_S.items():
+        target_s = given.get(name)
+        if target_s is not None and usual_s < target_s <= MAX_TARGET_S:
+            flag = flag_names(name, Setting(unit="S"))
+            yield f"{flag} is {target_s:g} s (seconds, not ms)"
 
 
 def flag_of(context: typer.Context, setting: str | None) -> str | None:
@@ -164,9 +180,7 @@ def host_memory(gib: float | None = None, bytes_per_s: float | None = None) -> H
     if gib is not None and gib != 0:
         return HostKv(gib=gib, bytes_per_s=bytes_per_s)
     if bytes_per_s is not None:
-        raise ConfigError(
-            f"--host-kv-bytes-per-s is {bytes_per_s} without host memory; accepted: with --host-kv-gib"
-        )
+        raise ConfigError(f"--host-kv-bytes-per-s is {bytes_per_s} without host memory; add --host-kv-gib")
     return None
 
 

@@ -54,7 +54,7 @@ def check_target(out: Path, force: bool) -> None:
     if out.is_dir():
         raise ConfigError(f"--out {out} is a directory; accepted: a file")
     if out.exists() and not force:
-        raise ConfigError(f"--out {out} exists; accepted: a new file, or --force to replace it")
+        raise ConfigError(f"--out {out} exists; name a new file, or add --force to replace it")
     for parent in out.absolute().parents:
         if parent.exists() and not parent.is_dir():
             raise ConfigError(f"--out {out}: {parent} is not a folder that can be written to")

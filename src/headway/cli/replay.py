@@ -122,7 +122,7 @@ class ReplayFlags:
         """Return the central queue's flags. Raises ConfigError for batch flags without `--batches`."""
         if self.batch.batches is None:
             if len(self.url) > 1:
-                raise ConfigError(f"--url is given {len(self.url)} times; accepted: once, or with --batches")
+                raise ConfigError(f"--url is given {len(self.url)} times; give it once, or add --batches")
             if self.predictor is not None:
                 raise ConfigError("--predictor is accepted with --batches alone")
         return self.batch.central(self.predictor, self.length_model)
@@ -178,7 +178,7 @@ def replay(flags: ReplayFlags) -> None:
 def _check_output(out: Path, trace: str, length_model: Path | None) -> None:
     """Raise ConfigError if an output cannot be written, or would overwrite the trace."""
     if os.path.exists(out) and os.path.exists(trace) and os.path.samefile(out, trace):
-        raise ConfigError(f"--out {out} is the trace itself; accepted: another file")
+        raise ConfigError(f"--out {out} is the trace itself; name another file")
     check_file("--out", out)
     if length_model is not None:
         check_replaceable("--length-model", length_model)

@@ -67,7 +67,7 @@ def report(flags: ReportFlags) -> None:
 
 def _read(dirs: Sequence[Path]) -> list[Run]:
     if len({folder.resolve() for folder in dirs}) < len(dirs):
-        raise ConfigError(f"a folder is given twice in {', '.join(map(str, dirs))}; accepted: each once")
+        raise ConfigError(f"a folder is given twice in {', '.join(map(str, dirs))}; name each once")
     return [run for folder in dirs for run in read_runs(folder)]
 
 
@@ -82,7 +82,7 @@ def show_tables(parts: list[Section]) -> None:
     """Print the tables on stderr, each with the source of its numbers."""
     console = Console(stderr=True)
     for part in parts:
-        load = "" if len(parts) == 1 or part.load is None else f"load {part.load:g}, "
+        load = "" if len(parts) == 1 or part.load is None else f"{part.load_name} {part.load:g}, "
         console.print(f"\n{load}{part.measured_on}", markup=False, highlight=False)
         console.print(terminal_table(part.comparison))
 

@@ -125,7 +125,7 @@ class ServeFlags:
         if "leaving" in self.engine:
             raise ConfigError("--late and --leaving are given; accepted: one of the two")
         if self.model is None:
-            raise ConfigError(f"--late is {self.late}, but no instance is started here; accepted: with MODEL")
+            raise ConfigError(f"--late is {self.late}, but no instance is started here; name a MODEL")
 
     def check_pool_settings(self) -> None:
         """Raise ConfigError for pool settings without the part that reads them, or that the policy ignores."""
@@ -158,9 +158,9 @@ def serve(flags: ServeFlags) -> None:
         raise typer.Exit(_serve_several(model, flags.policy, flags.settings, words, flags.gateway, address))
     flags.gateway.check_none_given()
     if model is None:
-        raise ConfigError("MODEL is missing; accepted: `demo`, a directory or a hub name, or --join URL")
+        raise ConfigError("MODEL is missing; name `demo`, a directory or a hub name, or --join URL")
     if flags.policy in POOLED:
-        raise ConfigError(f"policy {flags.policy!r} serves pools; accepted with it: --pools lp=2,hp=1")
+        raise ConfigError(f"policy {flags.policy!r} serves pools; add --pools lp=2,hp=1")
     raise typer.Exit(_serve_one(model, flags.settings(flags.policy or DEFAULT_POLICY), words, address))
 
 

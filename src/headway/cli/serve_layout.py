@@ -102,7 +102,7 @@ def read_layout(
     if policy is not None and not sizes:
         raise ConfigError(
             f"--policy is {policy!r}, but no instance is started here; joined servers keep the policy they were "
-            "started with. Accepted: --policy with --instances or --pools"
+            "started with. Add --instances or --pools, or leave out --policy"
         )
     name = policy or (POOLED_POLICY if by_urgency else BATCHED_POLICY if batched else DEFAULT_POLICY)
     return SiteLayout(
@@ -135,7 +135,7 @@ def _scale(
 def _check_batched(pooled: bool, router: str | None) -> None:
     """Raise ConfigError for flags that tell instances apart: a central queue of batches needs equal ones."""
     if pooled:
-        raise ConfigError("--batches with pools; accepted: with --instances N or --join URL, all alike")
+        raise ConfigError("--batches with pools; use --instances N or --join URL, all alike")
     if router is not None:
         raise ConfigError(
             f"--batches with --router {router}; accepted: one of the two, which say where requests go"
@@ -156,14 +156,14 @@ def _check_urls(joined: Sequence[tuple[str, str]]) -> None:
     urls = [url for _, url in joined]
     for url in urls:
         if urls.count(url) > 1:
-            raise ConfigError(f"--join names {url} twice; accepted: each server once")
+            raise ConfigError(f"--join names {url} twice; name each server once")
 
 
 def _check_pools(pooled: bool, given: Set[str]) -> None:
     """Raise ConfigError if only some instances are in a pool, or if a stage has no instances."""
     if pooled and NO_POOL in given:
         raise ConfigError(
-            "some instances are in a pool and some are not; accepted: a pool for each (--pools, --join POOL=URL), or "
+            "some instances are in a pool and some are not; name a pool for each (--pools, --join POOL=URL), or "
             "for none (--instances, --join URL)"
         )
     if HP in given and LP not in given:
@@ -178,7 +178,7 @@ def _presets(policy: str, sizes: PoolSizes, *, pooled: bool) -> Mapping[str, str
     """Pool -> preset of the instances launched there."""
     if not pooled:
         if policy in POOLED:
-            raise ConfigError(f"policy {policy!r} serves pools; accepted with it: --pools lp=2,hp=1")
+            raise ConfigError(f"policy {policy!r} serves pools; add --pools lp=2,hp=1")
         return dict.fromkeys(sizes, policy)
     if not sizes:
         return {}
@@ -194,7 +194,7 @@ def _router(router: str | None, *, pooled: bool, staged: bool, tickets: bool) ->
     chosen = router or (STAGE_ROUTER if staged else POOL_ROUTER if pooled else DEFAULT_ROUTER)
     if not tickets:
         if chosen != POOL_ROUTER:
-            raise ConfigError(f"--no-tickets with router {chosen!r}; accepted: with router {POOL_ROUTER}")
+            raise ConfigError(f"--no-tickets with router {chosen!r}; use router {POOL_ROUTER}")
         chosen = NO_TICKET_ROUTER
     build_router(chosen)
     if staged != (chosen == STAGE_ROUTER):
@@ -202,9 +202,7 @@ def _router(router: str | None, *, pooled: bool, staged: bool, tickets: bool) ->
         pools = "the pools prefill and decode" if staged else "other instances"
         raise ConfigError.of("router", f"{chosen!r} with {pools}", needed)
     if not pooled and chosen in (POOL_ROUTER, NO_TICKET_ROUTER):
-        raise ConfigError(
-            f"router {chosen!r} tells pools apart, and there are none; accepted with it: --pools"
-        )
+        raise ConfigError(f"router {chosen!r} tells pools apart, and there are none; add --pools")
     return chosen
 
 
@@ -306,6 +304,5 @@ class GatewayFlags:
         ]
         if given:
             raise ConfigError(
-                f"{given[0]} is for several instances behind one address; accepted with it: --instances, --pools or "
-                "--join"
+                f"{given[0]} is for several instances behind one address; add --instances, --pools or --join"
             )

@@ -191,7 +191,7 @@ def _central(asked: ServeRequest, flags: GatewayFlags) -> tuple[ServeRequest, Ce
         return asked, flags.central.central(None, None)
     if flags.options.get("max_in_flight") is not None:
         raise ConfigError(
-            "--max-in-flight with --batches; accepted: --batch-size N, which an instance has at a time"
+            "--max-in-flight with --batches; use --batch-size N, which an instance has at a time"
         )
     given = asked.settings(STOCK)
     predictor = None if given.predictor == NONE else given.predictor or DEFAULT_PREDICTOR
@@ -206,7 +206,7 @@ def _central(asked: ServeRequest, flags: GatewayFlags) -> tuple[ServeRequest, Ce
 def _check_model(asked: ServeRequest, flags: GatewayFlags) -> None:
     """Raise ConfigError if launched instances lack a model, or if instance settings are given and none is launched."""
     if flags.launches and asked.model is None:
-        raise ConfigError("MODEL is missing; accepted: headway serve MODEL --pools lp=1,hp=1")
+        raise ConfigError("MODEL is missing; write headway serve MODEL --pools lp=1,hp=1")
     if flags.launches:
         return
     given = parse_vllm_flags(asked.vllm_flags)
@@ -237,7 +237,7 @@ def _local(
         if pool not in ("", *STAGES) and any(getattr(named, part) is not None for part in _PARTS):
             raise ConfigError(
                 "--order, --batching, --eviction, --leaving, --tail or --decode-share with --pools: each pool has "
-                "parts of its own; accepted: a --policy made for pools, as `headway policies` lists them"
+                "parts of its own; use a --policy made for pools, as `headway policies` lists them"
             )
     own_key = key is not None and key not in _instances_keys(asked.vllm_flags)
     words = _without(_KEY_FLAG, asked.vllm_flags) if own_key else asked.vllm_flags
@@ -258,8 +258,8 @@ def _folder(flags: GatewayFlags) -> InstancesFolder | None:
     if flags.keep_instances is None:
         return None
     if not flags.launches or flags.rebalance:
-        accepted = "--instances N or --pools, without --rebalance"
-        raise ConfigError.of("keep_instances", str(flags.keep_instances), f"with {accepted}")
+        needed = "use it with --instances N or --pools, and without --rebalance"
+        raise ConfigError.of("keep_instances", f"{flags.keep_instances}; {needed}")
     return InstancesFolder(flags.keep_instances)
 
 
@@ -339,7 +339,7 @@ def _check_tls(asked: ServeRequest, layout: SiteLayout) -> None:
     told = [flag.name for flag in parse_vllm_flags(asked.vllm_flags) if flag.name.startswith("--ssl-")]
     if layout.launched and told:
         raise ConfigError(
-            f"{told[0]} after the `--` is for instances, which are asked on this machine alone; accepted: "
+            f"{told[0]} after the `--` is for instances, which are asked on this machine alone; put "
             "--ssl-certfile FILE --ssl-keyfile FILE before the `--`"
         )
 
@@ -359,16 +359,14 @@ def _shadows(asked: ServeRequest, flags: GatewayFlags, layout: SiteLayout) -> tu
     if any(place.pool in STAGES for place in layout.places):
         raise ConfigError(
             "--shadow with the pools prefill and decode: a shadow would take the two stages of a request for two "
-            "requests; accepted: --shadow with other instances"
+            "requests; leave out --shadow"
         )
     if layout.launched and not asked.settings(STOCK).explain:
-        raise ConfigError(
-            f"{flag} with --explain 0: shadows are told of followed requests; accepted: --explain N"
-        )
+        raise ConfigError(f"{flag} with --explain 0: shadows are told of followed requests; use --explain N")
     return found
 
 
 def _rebalances(flags: GatewayFlags, layout: SiteLayout) -> bool:
     if flags.rebalance and (len(layout.presets) < 2 or layout.presets.keys() & STAGES):
-        raise ConfigError("--rebalance moves instances between pools; accepted with --pools lp=N,hp=M")
+        raise ConfigError("--rebalance moves instances between pools; add --pools lp=N,hp=M")
     return flags.rebalance

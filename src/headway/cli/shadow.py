@@ -77,7 +77,7 @@ def shadow(flags: ShadowFlags) -> None:
 
     window, every = flags.window, flags.every
     if flags.policies is None and flags.scale is None:
-        raise ConfigError("--policies is missing; accepted: --policies A,B,..., --scale MIN..MAX, or both")
+        raise ConfigError("--policies is missing; add --policies A,B,..., --scale MIN..MAX, or both")
     names = () if flags.policies is None else parse_policies(flags.policies, "--policies")
     bounds = None if flags.scale is None else Bounds.parse(flags.scale, "--scale")
     for name in names:

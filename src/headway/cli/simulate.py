@@ -205,6 +205,7 @@ class SimulateFlags:
                 policies=parse_policies(self.policies),
                 loads=asked.loads(),
                 num_seeds=asked.seeds,
+                of_capacity=asked.load is not None,
             ),
             sizes=self.sizes,
             instances=engines.instances,
@@ -215,7 +216,6 @@ class SimulateFlags:
             max_output_tokens=asked.max_output_tokens,
             predictor=asked.predictor,
             kv_tier=None if engines.kv_tier is None else parse_kv_tier(engines.kv_tier),
-            of_capacity=asked.load is not None,
         )
 
 
@@ -292,10 +292,10 @@ def _run(setup: Setup, out: Path | None, jobs: int, as_json: bool) -> None:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         if as_json:
             typer.echo(to_json(setup.asked.grid, results))
-        show(tables(folder, results, load_name=setup.asked.load_name))
+        show(tables(folder, results))
         _say_failures(folder, results)
         if out is not None:
-            _draw(folder, results, setup.asked.load_name)
+            _draw(folder, results)
     if all(0 < result.summary.requests == result.summary.failed for result in results):
         raise typer.Exit(1)
 
@@ -323,11 +323,11 @@ def _say_failures(folder: CellFolder, results: list[CellResult]) -> None:
                 typer.echo(f"{result.cell}: {failed} of {total} requests failed{share}: {reason}", err=True)
 
 
-def _draw(folder: CellFolder, results: list[CellResult], load_name: str) -> None:
+def _draw(folder: CellFolder, results: list[CellResult]) -> None:
     from headway.lab.sim_tables import sweep_pictures
 
     if len(folder.grid.loads) > 1:
-        for name, svg in sweep_pictures(results, load_name=load_name).items():
+        for name, svg in sweep_pictures(folder.grid, results).items():
             (folder.root / name).write_text(svg, encoding="utf-8")
     typer.echo(f"wrote {folder.root}; `headway report {folder.root} --out FILE.html` draws it", err=True)
 
@@ -351,7 +351,7 @@ def _explain(setup: Setup, request_id: str, as_json: bool) -> None:
         typer.echo(json.dumps({policy: told_data(*told) for policy, told in stories.items()}))
         return
     for policy, told in stories.items():
-        typer.echo(f"{policy}, load {cells[0].load:g}, simulated\n{told_text(*told)}\n")
+        typer.echo(f"{policy}, {cells[0].place}, simulated\n{told_text(*told)}\n")
 
 
 def _trace(setup: Setup, path: Path, as_json: bool) -> None:

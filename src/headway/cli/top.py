@@ -113,7 +113,7 @@ async def _watched(session: Any, url: str) -> WatchedGateway | WatchedServer:
 
     status, _ = await get(session, f"{root_of(url)}/dashboard/state")
     if status == 401:
-        raise UpstreamError(f"{url} wants a key; accepted: --api-key KEY, or OPENAI_API_KEY")
+        raise UpstreamError(f"{url} wants a key; add --api-key KEY, or set OPENAI_API_KEY")
     return WatchedGateway(session, root_of(url)) if status == 200 else WatchedServer(session, root_of(url))
 
 

@@ -10,7 +10,7 @@ import msgspec
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.engine.host_kv import HostKv
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 from headway.explain.trail import KEPT_ENDED
 from headway.policies.presets import DecodeShare, Preset, Tail, build_policy, find_preset
 from headway.setting import COUNT, Setting, Shown, ValueBounds, check_settings
@@ -169,4 +169,4 @@ def check_keys(given: object, settings: type[Any], where: str) -> None:
     accepted = [field.name for field in fields(settings)]
     unknown = sorted(set(given) - set(accepted)) if isinstance(given, dict) else []
     if unknown:
-        raise ConfigError(f"unknown {', '.join(unknown)} in {where}; accepted: {', '.join(accepted)}")
+        raise ConfigError(f"unknown {', '.join(unknown)} in {where}; {meant(unknown[0], accepted)}")

@@ -185,7 +185,7 @@ def trace_schedule(
     Equal cells give equal bytes. The file appears when it is complete. Raises ConfigError if it cannot be written.
     """
     limits = scenario.system.limits
-    title = f"{label(cell.policy)}, load {cell.load:g}, seed {cell.seed}, simulated"
+    title = f"{label(cell.policy)}, {cell.place}, seed {cell.seed}, simulated"
     with _appearing(path) as file:
         names = scenario.system_of(cell.policy).names
         trace = ChromeTrace(file, title=title, instances=names, lanes=limits.pipeline_stages)

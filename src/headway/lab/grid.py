@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import product
 from math import isfinite
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from headway.errors import ConfigError
 from headway.policies.presets import DecodeShare, Tail
@@ -15,27 +15,39 @@ RANGE = ".."
 STEPS = 5
 """Default number of loads in a range."""
 MAX_LOADS = 1000
+LoadName = Literal["load", "rate scale"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class GridCell:
-    """One run: the requests of `seed`, arriving `load` times as fast, under `policy`."""
+    """One run: the requests of `seed`, arriving `load` times as fast, under `policy`; `load_name` is the grid's."""
 
     policy: str
     load: float = 1.0
     seed: int = 0
+    load_name: LoadName = field(default="rate scale", compare=False)
+
+    @property
+    def place(self) -> str:
+        """The load, for people."""
+        return f"{self.load_name} {self.load:g}"
 
     def __str__(self) -> str:
-        return f"{self.policy} at load {self.load:g}, seed {self.seed}"
+        return f"{self.policy} at {self.place}, seed {self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyGrid:
-    """Every policy at every load with seeds 0 to `num_seeds` - 1."""
+    """Every policy at every load with seeds 0 to `num_seeds` - 1.
+
+    Loads are multiples of the trace's rate. With `of_capacity` they are shares of the rate that `vllm` reaches on the
+    system with all requests queued.
+    """
 
     policies: tuple[str, ...]
     loads: tuple[float, ...] = (1.0,)
     num_seeds: int = 1
+    of_capacity: bool = False
 
     def __post_init__(self) -> None:
         if not self.policies or len(set(self.policies)) < len(self.policies):
@@ -51,9 +63,14 @@ class PolicyGrid:
     def cells(self) -> list[GridCell]:
         """All cells, seed by seed, load by load, with policies in the given order."""
         return [
-            GridCell(policy, load, seed)
+            GridCell(policy, load, seed, self.load_name)
             for seed, load, policy in product(self.seeds, self.loads, self.policies)
         ]
+
+    @property
+    def load_name(self) -> LoadName:
+        """What the loads are, for people."""
+        return "load" if self.of_capacity else "rate scale"
 
     @property
     def seeds(self) -> range:

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Protocol
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 from headway.results.study import Study
 
 
@@ -68,5 +68,5 @@ def papers(name: str) -> dict[str, Paper]:
             "no paper is installed; the four of Headway come with: pip install ./reproduce, in a checkout"
         )
     if name != ALL and name not in found:
-        raise ConfigError.of("paper", repr(name), f"{', '.join([*found, ALL])}")
+        raise ConfigError.of("paper", f"{name!r}; {meant(name, [*found, ALL])}")
     return {each: point.load()() for each, point in found.items() if name in (each, ALL)}

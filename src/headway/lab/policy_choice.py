@@ -13,10 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from headway.core.cost import UnknownCost
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 from headway.lab.grid import OWN_PARTS as OWN_PARTS
 from headway.lab.grid import Parts as Parts
-from headway.policies.parts import BUILT_IN
+from headway.policies.parts import BUILT_IN, LISTED
 from headway.policies.policy import Policy
 from headway.policies.presets import (
     POOLED,
@@ -71,8 +71,10 @@ def check_policies(names: Sequence[str], parts: Parts, pools: PoolSizes | None =
                     f"parts are given for all policies, but {name!r} is an oracle, which has no parts"
                 )
         elif name not in known_presets() and name not in KILLING_ROWS:
-            accepted = ", ".join([*known_presets(), *POOLED, *KILLING_ROWS, *ORACLES])
-            raise ConfigError(f"unknown policy {name!r}; accepted: {accepted}")
+            simulated = [*KILLING_ROWS, *ORACLES]
+            accepted = [*known_presets(), *POOLED, *simulated]
+            listed = f"{LISTED}, and in the simulator {', '.join(simulated)}"
+            raise ConfigError(f"unknown policy {name!r}; {meant(name, accepted, listed=listed)}")
         else:
             policy_factory(name, parts, ())(UnknownCost())
     rows = [row for name in names for row in rows_of(name, parts).values()]

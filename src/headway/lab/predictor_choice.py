@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE, REPLACED, length_predictor
 from headway.sim.lengths import WAYS, AskedPredictor, Broken, LengthSource, NoisyOracle
 from headway.traces import TraceRequest
@@ -44,7 +44,8 @@ def check_predictor_name(spec: str, *, made: bool = True) -> None:
         accepted += f", noisy-oracle:tau=T, broken:way={'|'.join(WAYS)}"
     if spec.partition(":")[0] in REPLACED:
         length_predictor(spec)  # its error names the replacement
-    raise ConfigError(f"unknown predictor {spec!r}; accepted: {accepted}")
+    names = [NONE, DEFAULT_PREDICTOR, *(_MADE if made else ())]
+    raise ConfigError(f"unknown predictor {spec!r}; {meant(spec.partition(':')[0], names, accepted)}")
 
 
 def check_predictor(spec: str) -> None:

@@ -96,15 +96,12 @@ def to_json(grid: PolicyGrid, results: Sequence[CellResult]) -> str:
 # ---- tables --------------------------------------------------------------------------------------------
 
 
-def tables(folder: CellFolder, results: Sequence[CellResult], *, load_name: str) -> RenderableType:
-    """The full comparison of a single load and seed; otherwise a table with a row for each load and policy.
-
-    `load_name` heads the column of loads: see `SimulationRequest.load_name`.
-    """
+def tables(folder: CellFolder, results: Sequence[CellResult]) -> RenderableType:
+    """The full comparison of a single load and seed; otherwise a table with a row for each load and policy."""
     grid = folder.grid
     if len(grid.loads) == 1 and grid.num_seeds == 1:
         return terminal_table(_comparison(folder, results))
-    return Group(_SweepTable(grid, averaged(results), load_name), *map(Text, _doubts(results, load_name)))
+    return Group(_SweepTable(grid, averaged(results)), *map(Text, _doubts(results)))
 
 
 def _comparison(folder: CellFolder, results: Sequence[CellResult]) -> Comparison:
@@ -120,14 +117,15 @@ def _same_finished(results: Sequence[CellResult]) -> bool:
     return len({result.finished_digest for result in results}) == 1
 
 
-def _doubts(results: Sequence[CellResult], load_name: str) -> Iterator[str]:
+def _doubts(results: Sequence[CellResult]) -> Iterator[str]:
     """A line for each load at which latencies are of different requests."""
-    for load, at_load in groupby(sorted(results, key=lambda result: result.cell.load), lambda r: r.cell.load):
+    ascending = sorted(results, key=lambda result: result.cell.load)
+    for place, at_load in groupby(ascending, lambda result: result.cell.place):
         by_seed: dict[int, list[CellResult]] = {}
         for result in at_load:
             by_seed.setdefault(result.cell.seed, []).append(result)
         if not all(map(_same_finished, by_seed.values())):
-            yield f"{load_name} {load:g}: latencies are not comparable, the policies finished different requests"
+            yield f"{place}: latencies are not comparable, the policies finished different requests"
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +134,12 @@ class _SweepTable:
 
     grid: PolicyGrid
     runs: Sequence[Averaged]
-    load_name: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         columns = [_column(key, self.runs) for key in SWEEP_KEYS]
         columns = [column for column in columns if set(column[1:]) != {MISSING}]
         names = [(f"{run.load:g}", label(run.policy)) for run in self.runs]
-        widest = max(max(len(load), len(self.load_name)) + len(name) for load, name in names)
+        widest = max(max(len(load), len(self.grid.load_name)) + len(name) for load, name in names)
         room = options.max_width - widest - 2 * _GAP
         widths = [_GAP + max(len(word) for text in column for word in text.split("\n")) for column in columns]
         for part in wrap_columns(widths, room):
@@ -152,7 +149,7 @@ class _SweepTable:
 
     def _table(self, names: Sequence[tuple[str, str]], columns: Sequence[Sequence[str]]) -> Table:
         table = Table(box=SIMPLE_HEAD, header_style="")
-        table.add_column(self.load_name, justify="right", vertical="bottom", no_wrap=True)
+        table.add_column(self.grid.load_name, justify="right", vertical="bottom", no_wrap=True)
         table.add_column("policy", vertical="bottom", overflow="fold")
         for head, *_ in columns:
             table.add_column(Text(head), justify="right", vertical="bottom")
@@ -185,7 +182,7 @@ def _cell(mean: float | None, deviation: float | None, scale: int, places: int) 
 # ---- pictures ------------------------------------------------------------------------------------------
 
 
-def sweep_pictures(results: Sequence[CellResult], *, load_name: str) -> dict[str, str]:
+def sweep_pictures(grid: PolicyGrid, results: Sequence[CellResult]) -> dict[str, str]:
     """File name -> SVG of a summary key against load, for the measured keys; means over seeds."""
     pictures: dict[str, str] = {}
     runs = averaged(results)
@@ -194,5 +191,7 @@ def sweep_pictures(results: Sequence[CellResult], *, load_name: str) -> dict[str
             curves: dict[str, list[tuple[float, float | None]]] = {}
             for run in runs:
                 curves.setdefault(label(run.policy), []).append((run.load, run.means[key]))
-            pictures[f"{key.removesuffix('_s').replace('_', '-')}.svg"] = sweep_svg(curves, key, load_name)
+            pictures[f"{key.removesuffix('_s').replace('_', '-')}.svg"] = sweep_svg(
+                curves, key, grid.load_name
+            )
     return pictures

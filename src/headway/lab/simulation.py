@@ -222,11 +222,7 @@ def fingerprint(calibration: Calibration) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationRequest:
-    """A simulation request; None means the default. `kv_tier` is that of each GPU.
-
-    With `of_capacity` the grid's loads are shares of the rate that `vllm` reaches on this system with all requests
-    queued.
-    """
+    """A simulation request; None means the default. `kv_tier` is that of each GPU."""
 
     hardware: str
     model: str
@@ -241,12 +237,6 @@ class SimulationRequest:
     max_output_tokens: int | None = None
     predictor: str | None = None
     kv_tier: KvTier | None = None
-    of_capacity: bool = False
-
-    @property
-    def load_name(self) -> str:
-        """What the grid's loads are, for people: shares of capacity, or multiples of the trace's rate."""
-        return "load" if self.of_capacity else "rate scale"
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +301,7 @@ class Setup:
             command=command,
             hardware=self.hardware(),
             versions={"headway": version("headway"), "python": platform.python_version()},
+            load_name=self.asked.grid.load_name,
         )
 
     def lengths(self) -> str | None:
@@ -384,7 +375,7 @@ def set_up(asked: SimulationRequest) -> Setup:
         pool_router=pool_router,
     )
     capacity = None
-    if asked.of_capacity:
+    if asked.grid.of_capacity:
         capacity, trace = _at_capacity(scenario, facts)
         asked, scenario = replace(asked, trace=trace), replace(scenario, trace=trace)
         facts = trace_facts(trace, asked.grid.seeds)

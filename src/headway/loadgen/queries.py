@@ -86,7 +86,7 @@ async def get_json(session: aiohttp.ClientSession, address: str) -> dict[str, An
 def _refused(address: str, status: int, body: bytes) -> ConfigError | UpstreamError:
     """The server's own message, if it has one; a 404 without a message does not come from a Headway server."""
     if status == 401:
-        return UpstreamError(f"{address} wants a key; accepted: --api-key KEY, or OPENAI_API_KEY")
+        return UpstreamError(f"{address} wants a key; add --api-key KEY, or set OPENAI_API_KEY")
     message = message_of(body)
     if message is not None:
         return (

@@ -11,7 +11,7 @@ from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from headway.core.cost import CostModel
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 from headway.policies.batching import BATCHINGS
 from headway.policies.eviction import EVICTIONS
 from headway.policies.leaving import LEAVINGS
@@ -24,6 +24,8 @@ BUILT_IN: dict[str, Mapping[str, type[Any]]] = {
     "leaving": LEAVINGS,
 }
 """Kind of part -> name -> class. Another package adds one by an entry point in the group `headway.<kind>`."""
+LISTED = "`headway policies`"
+"""The command that lists all policies and parts, for messages."""
 
 
 T = TypeVar("T")
@@ -78,21 +80,19 @@ def build_part(
     """Build the part that `name` or `name:setting=value,...` describes, from the class that `variant` makes of its
     class.
 
-    Raises ConfigError for an unknown name or setting, listing the accepted ones, and for a bad value.
+    Raises ConfigError for an unknown name or setting, and for a bad value.
     """
     name, _, settings = spec.partition(":")
     part = find(f"headway.{kind}", BUILT_IN[kind], name)
     if part is None:
-        raise ConfigError(f"unknown {kind} {name!r}; accepted: {', '.join(sorted(known_parts(kind)))}")
+        raise ConfigError(f"unknown {kind} {name!r}; {meant(name, sorted(known_parts(kind)), listed=LISTED)}")
     accepted = part_settings(part)
     values: dict[str, Any] = {}
     for setting in filter(None, settings.split(",")):
         key, given, text = setting.partition("=")
         if not given or key not in accepted:
-            choice = ", ".join(sorted(accepted)) or "none"
-            raise ConfigError(
-                f"{kind} {name!r} has no setting {setting!r}; accepted (as key=value): {choice}"
-            )
+            written = ", ".join(f"{each}=..." for each in sorted(accepted))
+            raise ConfigError(f"{kind} {name!r} has no setting {setting!r}; {meant(key, accepted, written)}")
         if key in values:
             raise ConfigError(f"{kind} {name!r} is given {key} twice: {spec!r}")
         values[key] = _parse(f"{kind} {name!r}, {key}", text, accepted[key])

@@ -7,9 +7,9 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Annotated
 
 from headway.core.cost import CostModel
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 from headway.policies.order.by_priority import by_priority
-from headway.policies.parts import BUILT_IN, asks_for_costs, build_part, find, known, part_settings
+from headway.policies.parts import BUILT_IN, LISTED, asks_for_costs, build_part, find, known, part_settings
 from headway.policies.policy import Policy
 from headway.policies.retention import KeepUntilReturn
 from headway.setting import Setting
@@ -172,7 +172,7 @@ def find_preset(
     """
     preset = find(_GROUP, PRESETS, name)
     if preset is None:
-        raise ConfigError(f"unknown policy {name!r}; accepted: {', '.join(known_presets())}")
+        raise ConfigError(f"unknown policy {name!r}; {meant(name, known_presets(), listed=LISTED)}")
     changes = {"order": order, "batching": batching, "eviction": eviction, "leaving": leaving}
     given = {part: spec for part, spec in changes.items() if spec is not None}
     row = replace(preset, **given) if given else preset  # type: ignore[arg-type]

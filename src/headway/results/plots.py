@@ -213,10 +213,8 @@ def queue_svg(records: Mapping[str, Sequence[Record]], *, where: str = "") -> st
     return draw(f"Queue length{where}", _WIDE_IN, paint, _line_legend(records))
 
 
-def sweep_svg(
-    points: Mapping[str, Sequence[tuple[float, float | None]]], key: str, load_name: str = "offered load"
-) -> str:
-    """One summary key against the load, a line for each policy; (load, None) is left out.
+def sweep_svg(points: Mapping[str, Sequence[tuple[float, float | None]]], key: str, load_name: str) -> str:
+    """One summary key against the load or rate scale, a line for each policy; (load, None) is left out.
 
     Seconds have a log axis, shares run from 0 to 1, anything else from 0.
     """

@@ -41,12 +41,13 @@ NOT_STATED = "not stated"
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The policies of all runs at one load; `load` is None without a sweep.
+    """The policies of all runs at one load or rate scale (`load_name`); `load` is None without a sweep.
 
     `measured_on` is the source of the numbers: "real engine, H200", or several joined by "; ". `verdict` says in words
     which of two policies did better; "" unless there are two with the same requests, measured in one way.
     """
 
+    load_name: str
     load: float | None
     measured_on: str
     records: dict[str, list[Record]]
@@ -55,19 +56,19 @@ class Section:
 
 
 def sections(runs: Sequence[Run]) -> list[Section]:
-    """Group runs by load if one of them is a sweep; otherwise all form one section.
+    """Group runs by load, and by rate scale, if one of them is a sweep; otherwise all form one section.
 
     A policy keeps its plain name if that is unique and all runs are measured in one way; otherwise the way or the
     folder is appended.
     """
     names = _names(runs)
     swept = len({run.folder for run in runs}) < len(runs)
-    loads = list(dict.fromkeys(run.meta.load if swept else None for run in runs))
-    if swept:
-        loads.sort(key=lambda load: (load is not None, load))
-    return [
-        _section(load, [run for run in runs if not swept or run.meta.load == load], names) for load in loads
-    ]
+    by_load: dict[tuple[str, float | None], list[Run]] = {}
+    for run in runs:
+        load = run.meta.load if swept else None
+        by_load.setdefault(("" if load is None else run.meta.load_name, load), []).append(run)
+    places = sorted(by_load, key=lambda place: (place[0], place[1] or 0.0))
+    return [_section(*place, by_load[place], names) for place in places]
 
 
 def labelled_summaries(parts: Sequence[Section]) -> dict[str, Summary]:
@@ -79,7 +80,9 @@ def labelled_summaries(parts: Sequence[Section]) -> dict[str, Summary]:
     }
 
 
-def _section(load: float | None, runs: Sequence[Run], names: dict[tuple[Path, str], str]) -> Section:
+def _section(
+    load_name: str, load: float | None, runs: Sequence[Run], names: dict[tuple[Path, str], str]
+) -> Section:
     records: dict[str, list[Record]] = {}
     summaries: dict[str, Summary] = {}
     for run in runs:
@@ -89,7 +92,7 @@ def _section(load: float | None, runs: Sequence[Run], names: dict[tuple[Path, st
             summaries[name] = summarize(mine, run=run.infos[policy])
     comparison = compare(summaries, records)
     origins = "; ".join(dict.fromkeys(map(_origin, runs)))
-    return Section(load, origins, records, comparison, _verdict(comparison, records, runs))
+    return Section(load_name, load, origins, records, comparison, _verdict(comparison, records, runs))
 
 
 def _verdict(comparison: Comparison, records: Mapping[str, Sequence[Record]], runs: Sequence[Run]) -> str:
@@ -141,7 +144,7 @@ SWEEP_KEYS = (
     "mean_jct_s",
     "mean_normalized_latency_s",
 )
-"""Summary keys drawn against load, if some run has them."""
+"""Summary keys drawn against load or rate scale, if some run has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +170,7 @@ def render_html(runs: Sequence[Run], *, title: str = "Headway report") -> str:
         facts=_facts(runs),
         verdicts=[section.verdict for section in found if section.verdict],
         parts=[_part(section, policies, many=len(found) > 1) for section in found],
-        sweep=_sweep(found, policies) if len(found) > 1 else [],
-        doubtful=[
-            f"{part.load:g}" for part in found if part.load is not None and not part.comparison.comparable
-        ],
+        sweeps=_sweeps(found, policies) if len(found) > 1 else [],
         colours={policy: PALETTE[index % len(PALETTE)] for index, policy in enumerate(policies)},
         columns=COLUMNS,
     )
@@ -182,13 +182,15 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
     for folder in dict.fromkeys(run.folder for run in runs):
         mine = [run for run in runs if run.folder == folder]
         meta = mine[0].meta
-        loads = ", ".join(run.meta.offered.removeprefix("load ") for run in mine if run.meta.offered)
+        loads = ", ".join(
+            run.meta.offered.removeprefix(f"{meta.load_name} ") for run in mine if run.meta.offered
+        )
         pairs = [
             ("measured on", meta.measured_on or NOT_STATED),
             ("hardware", meta.hardware),
             ("model", meta.model),
             ("trace", meta.trace),
-            ("offered load", loads),
+            (meta.load_name, loads),
             ("policies", ", ".join(dict.fromkeys(policy for run in mine for policy in run.records))),
             ("versions", ", ".join(f"{name} {version}" for name, version in meta.versions.items())),
             ("command", meta.command),
@@ -198,17 +200,15 @@ def _facts(runs: Sequence[Run]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _part(section: Section, policies: Sequence[str], *, many: bool) -> _Part:
-    where = f", load {section.load:g}" if many and section.load is not None else ""
+    at = f"{section.load_name} {section.load:g}" if many and section.load is not None else ""
+    where = f", {at}" if at else ""
     # every policy keeps its place, and so its colour, even where it did not run
     records = {policy: section.records.get(policy, []) for policy in policies}
     longest_s = max(
         known(summary.duration_s for summary in section.comparison.summaries.values()), default=None
     )
-    heading = "Results"
-    if many:
-        heading = f"Load {section.load:g}" if section.load is not None else "No load stated"
     return _Part(
-        heading=heading,
+        heading=(at.capitalize() or "No load stated") if many else "Results",
         measured_on=section.measured_on,
         sheets=sheets(section.comparison),
         small=[cdf_svg(records, latency, where=where) for latency in Latency],
@@ -222,8 +222,26 @@ def _part(section: Section, policies: Sequence[str], *, many: bool) -> _Part:
     )
 
 
-def _sweep(found: Sequence[Section], policies: Sequence[str]) -> list[str]:
-    """A chart for each measured key of SWEEP_KEYS."""
+@dataclass(frozen=True, slots=True)
+class _Sweep:
+    """The charts against load or rate scale, and where the policies finished different requests."""
+
+    load_name: str
+    doubtful: list[str]
+    charts: list[str]
+
+
+def _sweeps(found: Sequence[Section], policies: Sequence[str]) -> list[_Sweep]:
+    """A sweep for each kind of load, with a chart for each measured key of SWEEP_KEYS."""
+    sweeps = []
+    for load_name in dict.fromkeys(section.load_name for section in found if section.load is not None):
+        mine = [section for section in found if section.load_name == load_name]
+        doubtful = [f"{section.load:g}" for section in mine if not section.comparison.comparable]
+        sweeps.append(_Sweep(load_name, doubtful, _charts(mine, policies, load_name)))
+    return sweeps
+
+
+def _charts(found: Sequence[Section], policies: Sequence[str], load_name: str) -> list[str]:
     charts = []
     for key in SWEEP_KEYS:
         points: dict[str, list[tuple[float, float | None]]] = {policy: [] for policy in policies}
@@ -232,5 +250,5 @@ def _sweep(found: Sequence[Section], policies: Sequence[str]) -> list[str]:
                 if section.load is not None:
                     points[policy].append((section.load, getattr(summary, key)))
         if any(value is not None for line in points.values() for _, value in line):
-            charts.append(sweep_svg(points, key))
+            charts.append(sweep_svg(points, key, load_name))
     return charts

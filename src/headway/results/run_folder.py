@@ -5,7 +5,7 @@
     ├── <policy>.records.jsonl     one Record a line, in the order requests ended
     └── <policy>.summary.json      RunInfo, optional: what the records do not hold
 
-A sweep is a folder of runs, one per offered load: DIR/load=0.8/run.json and so on. Runs or sweeps that were
+A sweep is a folder of runs, one per load or rate scale: DIR/load=0.8/run.json and so on. Runs or sweeps that were
 repeated with several seeds lie one level deeper, in DIR/seed=0 and so on.
 In file names a policy is percent-encoded, so that any name is a file name.
 """
@@ -43,9 +43,9 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 
 
 class RunMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was run. `load` is the offered load in the sweep's own unit; "" and None mean not stated.
+    """What was run; "" and None mean not stated.
 
-    If `capacity_rps` is stated, `load` is the share of it at which requests came.
+    `load_name` says what `load` is. If `capacity_rps` is stated, `load` is the share of it at which requests came.
     """
 
     policies: tuple[str, ...] = ()
@@ -56,15 +56,16 @@ class RunMeta(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     hardware: str = ""
     versions: dict[str, str] = {}
     load: float | None = None
+    load_name: Literal["load", "rate scale"] = "load"
     capacity_rps: float | None = None
 
     @property
     def offered(self) -> str:
-        """The offered load in words; "" if it is not stated."""
+        """The load in words; "" if it is not stated."""
         if self.load is None:
             return ""
         if self.capacity_rps is None:
-            return f"load {self.load:g}"
+            return f"{self.load_name} {self.load:g}"
         return f"{self.load:g} of this machine's capacity ({self.load * self.capacity_rps:.3g} requests a second)"
 
 

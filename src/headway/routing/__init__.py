@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from headway.core.job import Job
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 from headway.routing.ascendra import Ascendra
 from headway.routing.cache_aware import CacheAware
 from headway.routing.load import LeastLoaded, PowerOfTwo, RoundRobin
@@ -71,5 +71,5 @@ STAGE_ROUTER = "prefill-decode"
 def build_router(name: str) -> Router:
     """Make a fresh router. Raises ConfigError for an unknown name."""
     if name not in ROUTERS:
-        raise ConfigError(f"unknown router {name!r}; accepted: {', '.join(ROUTERS)}")
+        raise ConfigError(f"unknown router {name!r}; {meant(name, ROUTERS)}")
     return ROUTERS[name]()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 from headway.routing.batch_queue import (
     MEMORY_CONFIDENCE,
     BatchQueue,
@@ -114,7 +114,7 @@ class BatchSettings:
 def find_batch_preset(name: str) -> BatchPreset:
     """The row of that name. Raises ConfigError for an unknown one."""
     if name not in BATCH_PRESETS:
-        raise ConfigError(f"unknown batches {name!r}; accepted: {', '.join(BATCH_PRESETS)}")
+        raise ConfigError(f"unknown batches {name!r}; {meant(name, BATCH_PRESETS)}")
     return BATCH_PRESETS[name]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Generic, TypeVar
 
-from headway.errors import ConfigError, TraceError
+from headway.errors import ConfigError, TraceError, meant
 from headway.traces.arrivals import AllAtOnce, ArrivalProcess, Fixed, Gamma, OnOff, Poisson
 from headway.traces.cells import Cells, number, optional_number, optional_whole, whole
 from headway.traces.lengths import NAMED_LAWS, Constant, LengthLaw, LogNormal, Zipf
@@ -91,13 +91,14 @@ def parse_workload(text: str) -> Workload:
     """
     process, *rest = text.removeprefix(PREFIX).split("/")
     try:
+        arrivals = _built("arrivals", process, ARRIVALS)
         parts = _pairs(
             "the workload", rest, ("input", "output", "count"), ("seed", "max_output", "turns", "think")
         )
         if ("turns" in parts) != ("think" in parts):
             raise TraceError("turns and think go together; accepted: both, as turns=5/think=20, or neither")
         return Workload(
-            arrivals=_built("arrivals", process, ARRIVALS),
+            arrivals=arrivals,
             input_law=_law(parts, "input"),
             output_law=_law(parts, "output"),
             count=whole(parts, "count"),
@@ -119,7 +120,7 @@ def _law(parts: Cells, side: str) -> LengthLaw:
 def _built(role: str, text: str, forms: Mapping[str, Form[T]], also: Iterable[str] = ()) -> T:
     name, _, parameters = text.partition(":")
     if name not in forms:
-        raise TraceError(f"{role} is {name!r}; accepted: {', '.join([*forms, *also])}")
+        raise TraceError(f"{role} is {name!r}; {meant(name, [*forms, *also])}")
     form = forms[name]
     return form.build(_pairs(name, parameters.split(",") if parameters else [], form.required, form.optional))
 
@@ -134,7 +135,7 @@ def _pairs(
     for item in items:
         key, _, value = item.partition("=")
         if key not in required + optional:
-            raise TraceError(f"{key!r} is unknown to {owner}; accepted: {accepted}")
+            raise TraceError(f"{key!r} is unknown to {owner}; {meant(key, required + optional, accepted)}")
         if not value or key in pairs:
             raise TraceError(
                 f"{key!r} of {owner} has {'two values' if value else 'no value'}; accepted: {accepted}"

@@ -9,7 +9,7 @@ from headway.core.plan import Fate
 from headway.policies.batching.decode_first import DecodeFirst
 from headway.policies.eviction.cheapest import Cheapest
 from headway.policies.eviction.reactive import Recompute, Swap
-from headway.policies.presets import PRESETS
+from headway.policies.presets import PRESETS, Preset, find_preset
 from tests.policies.batching.scene import Scene
 from tests.policies.contract import Arrival, Workload, drive, from_preset
 from tests.policies.eviction.stage import Prices, copied, evicted, resident, stage
@@ -47,13 +47,9 @@ def test_on_shortage_the_last_resident_is_dropped_and_computed_again_by_hand() -
     assert (record.preemptions, record.recomputed_tokens) == (1, 8)
 
 
-def steps_of(preset: str) -> list[dict[str, int]]:
-    """The tokens of each step: two prompts of 6 and 5 tokens, two tokens each, on 4 blocks of 4."""
-    arrivals = tuple(
-        Arrival(id=id_, at_step=0, prompt=prompt, output=2, limit=2) for id_, prompt in (("a", 6), ("b", 5))
-    )
-    workload = Workload(arrivals, small_engine(num_blocks=4, max_num_batched_tokens=32))
-    run = drive(from_preset(PRESETS[preset])(workload), workload)
+def steps_of(row: Preset, workload: Workload) -> list[dict[str, int]]:
+    """The tokens of each step."""
+    run = drive(from_preset(row)(workload), workload)
     return [{job.id: count for job, count in outcome.tokens.items()} for outcome in run.instance.outcomes]
 
 
@@ -61,8 +57,25 @@ def test_vllm_0_2_5_wants_a_free_block_for_a_sequence_that_needs_none_by_hand() 
     # The prompts take 2 blocks each, all there are. No next token opens a block: a's 7th and b's 6th have room.
     # vLLM 0.2.5 still finds no block free for a, drops b, has 2 free, and runs a, which ends. Then b is computed
     # again, with the token it had.
-    assert steps_of("vllm-v0") == [{"a": 6, "b": 5}, {"a": 1, "b": 1}]
-    assert steps_of("vllm-0.2.5") == [{"a": 6, "b": 5}, {"a": 1}, {"b": 6}]
+    arrivals = tuple(
+        Arrival(id=id_, at_step=0, prompt=prompt, output=2, limit=2) for id_, prompt in (("a", 6), ("b", 5))
+    )
+    workload = Workload(arrivals, small_engine(num_blocks=4, max_num_batched_tokens=32))
+    assert steps_of(PRESETS["vllm-v0"], workload) == [{"a": 6, "b": 5}, {"a": 1, "b": 1}]
+    assert steps_of(PRESETS["vllm-0.2.5"], workload) == [{"a": 6, "b": 5}, {"a": 1}, {"b": 6}]
+
+
+@pytest.mark.parametrize("eviction", ["recompute:", "swap:", "cheapest:serial=true,min_residency=2,"])
+def test_a_prompt_in_chunks_does_not_leave_for_a_free_block_by_hand(eviction: str) -> None:
+    # 3 blocks of 4, steps of 5 tokens. a's prompt takes one block, the first chunk of b's the two others. The second
+    # chunk, 2 tokens, opens none, and none is free. If b left for that, it would start again, and a wait, for ever.
+    arrivals = (
+        Arrival(id="a", at_step=0, prompt=3, output=2, limit=2),
+        Arrival(id="b", at_step=0, prompt=7, output=1, limit=1),
+    )
+    workload = Workload(arrivals, small_engine(num_blocks=3, max_num_batched_tokens=5))
+    row = find_preset("vllm-v0", order="edf", eviction=f"{eviction}free_block_each=true")
+    assert steps_of(row, workload) == [{"a": 3}, {"b": 5}, {"b": 2}, {"a": 1}]
 
 
 @pytest.mark.parametrize(("free", "victims"), [(0, ["idle"]), (1, ["idle"]), (2, [])])

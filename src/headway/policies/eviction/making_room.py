@@ -137,8 +137,10 @@ def make_room(
     they are recomputed. A victim's blocks count as freed even if it shares them with others; if that leaves the step
     short, the fill rule takes the last resident.
 
-    With `free_block_each` a job of `run` wants one block to be free after those before it have theirs, whether it opens
-    one or not. So a victim goes even for a last job that opens none and finds no block free; no job pauses for it.
+    With `free_block_each` a decode of `run` wants one block to be free after those before it have theirs, whether it
+    opens one or not. So a victim goes even for a last decode that opens none and finds no block free; no job pauses for
+    it. A prompt in progress wants only the blocks that it opens: vLLM 0.2.5 allocates prompts whole. Else the prompt
+    could be its own victim, and start again in the same blocks for ever, while decodes wait for it.
 
     O(1) with blocks to spare, else O(residents), and short of blocks a ranking and O(residents) a victim. Source:
     AdaptiveLLM Algorithm 1 (section 1.3), with the lowest-ranked for its "pop" (gap A1).
@@ -206,7 +208,8 @@ class _Shortage:
         if not (self._free_block_each and self.run):
             return self.needed
         last = self.run[-1]
-        return self.needed + (last not in self.demand and last not in self._view.returned)
+        opens_none = last not in self.demand and last not in self._view.returned
+        return self.needed + (opens_none and not last.prefilling)
 
     @property
     def all_paused(self) -> bool:

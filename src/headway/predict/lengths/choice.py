@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 from headway.predict.lengths.predictor import LengthLearner
 
 DEFAULT_PREDICTOR = "learned"
@@ -22,7 +22,7 @@ def check_length_predictor(spec: str) -> None:
             f"length predictor {spec!r} is gone: {DEFAULT_PREDICTOR!r} reads prompts too, and has no settings; "
             f"accepted: {DEFAULT_PREDICTOR}"
         )
-    raise ConfigError(f"unknown length predictor {spec!r}; accepted: {DEFAULT_PREDICTOR}")
+    raise ConfigError(f"unknown length predictor {spec!r}; {meant(spec, [DEFAULT_PREDICTOR])}")
 
 
 def length_predictor(spec: str = DEFAULT_PREDICTOR) -> LengthLearner:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 from headway.predict.models.model_shape import ModelShape, read_model_shape
 from headway.written_path import written_path
 
@@ -126,10 +126,10 @@ def model_shape(name: str) -> ModelShape:
     directory = written_path(name)
     if name and directory.is_dir():
         return _at_most_16_bits(read_model_shape(directory))
-    known = ", ".join(shape.name for shape in KNOWN_MODELS)
-    raise ConfigError(
-        f"model {name!r} is not known; accepted: a directory with config.json, or one of {known}"
-    )
+    names = [shape.name for shape in KNOWN_MODELS]
+    near = names if "/" in name else [each.rpartition("/")[2] for each in names]
+    accepted = f"a directory with config.json, or one of {', '.join(names)}"
+    raise ConfigError(f"unknown model {name!r}; {meant(name, near, accepted)}")
 
 
 def _at_most_16_bits(shape: ModelShape) -> ModelShape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,5 +68,5 @@ DEFAULT_ATTENTION = "flash-attn"
 def attention_kernels(name: str) -> AttentionKernels:
     """The layout of a named engine version. Raises ConfigError for an unknown name."""
     if name not in ATTENTION_KERNELS:
-        raise ConfigError.of("attention", repr(name), ", ".join(ATTENTION_KERNELS))
+        raise ConfigError.of("attention", f"{name!r}; {meant(name, ATTENTION_KERNELS)}")
     return ATTENTION_KERNELS[name]

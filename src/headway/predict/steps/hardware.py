@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, meant
 from headway.predict.models.kv_groups import kv_layout_of
 from headway.predict.models.model_shape import ModelShape
 from headway.predict.models.parallelism import check_parallelism
@@ -190,10 +190,9 @@ def hardware(name: str) -> Hardware:
         )
     found = catalogue().hardware.get(name.lower())
     if found is None:
-        raise ConfigError(
-            f"hardware {name!r} is not known; accepted: {', '.join(hardware_names())}, a data sheet "
-            f"({ACCEPTED}), or a cost file that `headway profile` wrote"
-        )
+        names = hardware_names()
+        accepted = f"{', '.join(names)}, a data sheet ({ACCEPTED}), or a cost file of `headway profile`"
+        raise ConfigError(f"unknown hardware {name!r}; {meant(name, names, accepted)}")
     return found
 
 
@@ -334,7 +333,9 @@ def _entries(text: str) -> dict[str, float]:
         key, _, value = part.partition("=")
         if key not in _SHEET or key in found:
             said = "given twice" if key in found else "unknown"
-            raise ConfigError.of("hardware", f"{text!r}, in which {key!r} is {said}", ACCEPTED)
+            raise ConfigError.of(
+                "hardware", f"{text!r}, in which {key!r} is {said}; {meant(key, _SHEET, ACCEPTED)}"
+            )
         try:
             number = float(value)
         except ValueError:
