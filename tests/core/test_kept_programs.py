@@ -180,7 +180,7 @@ def test_a_job_that_has_ended_takes_no_blocks() -> None:
     device, kept, waits = crowded()
     gone = replace(turn(None, tokens=40, arrival_s=3.0), state=JobState.WAITING)
     kept.stepped(StepOutcome(now_s=4.0, plan=StepPlan(admit=[gone])))
-    kept.ended(gone, 4.0, finished=False)
+    gone.state = JobState.ENDED
     waits["waiting"] = []
     kept.before_step(view(4.1, **waits))
     assert device.free_blocks == 4
@@ -194,11 +194,31 @@ def test_no_job_waits_for_kept_blocks_without_end() -> None:
     assert device.free_blocks == 6
 
 
-def test_a_turn_that_waits_does_not_take_its_own_blocks() -> None:
+def test_a_turn_that_waits_takes_its_own_blocks_last() -> None:
+    for tokens, left in ((32, (8, 2)), (40, (10, 0))):  # the second finds none of its own, and needs all ten
+        device, kept, waits = crowded()
+        waits["waiting"] = [turn("900", tokens=tokens, arrival_s=3.0)]
+        kept.before_step(view(4.0, **waits))
+        assert (device.free_blocks, kept.num_blocks) == left
+
+
+def test_a_swapped_job_waits_no_longer_than_others() -> None:
     device, kept, waits = crowded()
-    waits["waiting"] = [turn("900", tokens=40, arrival_s=3.0)]
-    kept.before_step(view(4.0, **waits))
-    assert (device.free_blocks, kept.num_blocks) == (8, 2)
+    back = replace(turn(None, tokens=24, arrival_s=3.0), state=JobState.SWAPPED)
+    kept.stepped(StepOutcome(now_s=4.0, plan=StepPlan(admit=[back])))
+    waits |= {"waiting": [], "swapped": [back], "residents": [turn(None)]}
+    kept.before_step(view(3.1 + PATIENCE_S, **waits))
+    assert device.free_blocks == 6
+
+
+def test_a_job_that_is_not_ready_keeps_no_other_from_its_blocks() -> None:
+    device, kept, waits = crowded()
+    held, next_one = (replace(turn(None, tokens=24, arrival_s=3.0), state=JobState.WAITING) for _ in range(2))
+    held.id = "held"
+    kept.stepped(StepOutcome(now_s=4.0, plan=StepPlan(admit=[held, next_one])))
+    waits |= {"waiting": [held, next_one], "ready": lambda job: job is not held}
+    kept.before_step(view(4.1, **waits))
+    assert device.free_blocks == 6
 
 
 def test_a_turn_is_told_when_its_program_began() -> None:

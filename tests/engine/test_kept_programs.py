@@ -63,6 +63,34 @@ def test_programs_keep_blocks_and_every_request_is_served(asynchronous: bool) ->
     assert manager.block_pool.get_num_free_blocks() == free
 
 
+def test_a_turn_that_finds_none_of_its_kept_blocks_is_served() -> None:
+    """As after its conversation was shortened: its own blocks are of no use to it, and leave no room for it."""
+    built = scheduler(asynchronous=False, prefix_caching=True, policy="headway")
+    rule = ForLong()
+    kept = built.kept = KeptPrograms(KeptVllmBlocks(built.kv_cache_manager), rule, NUM_BLOCKS)
+    num_tokens = (NUM_BLOCKS // 2 + 4) * built.cache_config.block_size
+    first, second = (
+        ScriptedRequest(f"{turn}", 40 * turn, range(base, base + num_tokens), 8, 0, {"headway_program": "p"})
+        for turn, base in ((0, 10_000), (1, 500_000))
+    )
+    engine = HearingEngine(built)
+    for _ in replay(engine, [first, second], 5_000):
+        pass
+    assert len(engine.endings()) == 2
+    assert not built.guard.fell_back
+    assert kept.num_blocks > 0
+
+
+def test_stock_order_keeps_nothing() -> None:
+    built = scheduler(asynchronous=False, prefix_caching=True, policy="headway")
+    kept = built.kept = KeptPrograms(KeptVllmBlocks(built.kv_cache_manager), ForLong(), NUM_BLOCKS)
+    steps = replay(HearingEngine(built), programs(40), 5_000)
+    next(step for step in steps if kept)
+    built.guard.fall_back("the test says so")
+    next(steps)
+    assert not kept
+
+
 def test_a_connector_tells_what_it_holds_of_turns_that_come_back() -> None:
     config = config_of(Script(hits=1.0, beside=1.0, fails=0.0), asynchronous=False)
     built = make_scheduler(headway_builder(policy="headway"), config, NUM_BLOCKS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import inf
 from typing import Protocol
 
@@ -82,9 +83,9 @@ class KeptPrograms:
     """Knows when programs began, and keeps their blocks between turns within the share of `rule`.
 
     Blocks are kept from the end of a turn until the next has started, or until their time is up. Residents always get
-    what their next step may take: those go first whose time is up first, those of turns that wait already last. No job
-    waits for kept blocks for longer than PATIENCE_S, or while nothing runs. Costs: O(kept programs) a step while there
-    are some, and O(blocks of a program) a turn.
+    what their next step may take: those go first whose time is up first, those of turns that wait already last. The
+    job that the plan serves next waits for kept blocks no longer than PATIENCE_S, and not at all while nothing runs.
+    Costs: O(kept programs) a step while there are some, and O(blocks of a program) a turn.
 
     With `has_store` a connector may bring back what the device let go. A store is taken to hold all of a program until
     turns have been looked up.
@@ -99,7 +100,7 @@ class KeptPrograms:
         self._most_blocks = int(rule.share * num_blocks)
         self._under_way: OrderedDict[Program, _UnderWay] = OrderedDict()
         self._kept: dict[Program, _Kept] = {}
-        self._blocked: Job | None = None
+        self._admit: Sequence[Job] = ()
         self.num_blocks = 0
 
     def __bool__(self) -> bool:
@@ -143,11 +144,10 @@ class KeptPrograms:
             self._stored_share += _NEWEST_WEIGHT * wrong_tokens / left_tokens
 
     def stepped(self, outcome: StepOutcome) -> None:
-        """A step was filled: the turns that it admitted hold their blocks themselves. O(jobs to admit)."""
+        """A step was filled: the turns that it admitted hold their blocks themselves."""
         for job in outcome.admitted:
             self.started(job)
-        admit = outcome.plan.admit
-        self._blocked = next((job for job in admit if job.state is JobState.WAITING), None)
+        self._admit = outcome.plan.admit
 
     def started(self, job: Job) -> None:
         """A turn now holds its blocks itself, or never will."""
@@ -157,8 +157,6 @@ class KeptPrograms:
 
     def ended(self, job: Job, now_s: float, *, finished: bool) -> None:
         """A turn ends, and still has its blocks if it is resident; `finished`: its program may continue from here."""
-        if job is self._blocked:
-            self._blocked = None
         program = program_of(job)
         if program is None:
             return
@@ -179,14 +177,19 @@ class KeptPrograms:
 
     def before_step(self, view: StepView) -> None:
         """Free what any step of the residents may take; and what the job that comes next lacks, if none runs or it
-        waits long. That is the first that the last plan could not admit, else the oldest that waits.
+        waits long.
         """
         self._make_room(view.now_s, room_blocks(view))
         if view.swapped and not view.residents:
             self.clear()
-        first = (self._blocked or next(iter(view.waiting), None)) if self._kept else None
+        first = self._next(view) if self._kept else None
         if first is not None and (not view.residents or view.now_s - first.arrival_s > PATIENCE_S):
             self._give_way(first, view.missing_blocks(first))
+
+    def _next(self, view: StepView) -> Job | None:
+        """The first ready job that the last plan could not admit, else the first ready one that waits."""
+        planned = (job for job in self._admit if job.state in (JobState.WAITING, JobState.SWAPPED))
+        return next(filter(view.ready, chain(planned, view.waiting)), None)
 
     def clear(self) -> None:
         """Release everything."""
@@ -202,11 +205,14 @@ class KeptPrograms:
             self._drop(program)
 
     def _give_way(self, job: Job, num_blocks: int) -> None:
-        """Release the blocks of other programs, the last begun first, until a job has the blocks that it lacks."""
+        """Release blocks until a job has those that it lacks: the last begun program's first, its own last.
+
+        Its own may be of no use to it: a prompt that was shortened or names another adapter finds none of them.
+        """
         enough, own = self._blocks.free_blocks + num_blocks, program_of(job)
-        others = sorted(self._kept.keys() - {own}, key=lambda program: self._kept[program].began_s)
-        while others and self._blocks.free_blocks < enough:
-            self._drop(others.pop())
+        kept = sorted(self._kept, key=lambda program: (program != own, self._kept[program].began_s))
+        while kept and self._blocks.free_blocks < enough:
+            self._drop(kept.pop())
 
     def _first_to_go(self) -> Program:
         return min(self._kept, key=lambda program: self._kept[program].until_s)

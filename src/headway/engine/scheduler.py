@@ -246,7 +246,10 @@ class PolicyScheduler(Scheduler):  # type: ignore[misc]
         if self.transfers is not None:
             self.transfers.look()
         if self.kept:
-            self.kept.before_step(view)
+            if self.guard.fell_back:
+                self.kept.clear()
+            else:
+                self.kept.before_step(view)
             view.free_blocks = self.kv_cache_manager.block_pool.get_num_free_blocks()
         return view
 

@@ -216,7 +216,7 @@ class SimulatedEngine:
         if self._prefixes is not None:
             self._prefixes.follow(outcome)
         self.policy.observe(outcome)
-        if self.kept:
+        if self.kept is not None:
             self.kept.stepped(outcome)
         if outcome.tokens:
             self._flights.append(flight)

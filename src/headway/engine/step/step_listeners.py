@@ -55,7 +55,7 @@ class StepListeners:
         """Jobs moved, in a step or between two."""
         engine = self._engine
         engine.ledger.apply(outcome)
-        if engine.kept:
+        if engine.kept is not None:
             engine.kept.stepped(outcome)
         if self.explainer is not None:
             self.explainer.stepped(engine.view, outcome)
