@@ -1,11 +1,12 @@
-"""Files that appear whole: written under another name, then renamed."""
+"""Files that appear whole, written under another name and then renamed; and earlier files that are kept."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +18,16 @@ _WRITER = re.compile(r"\.([0-9]{1,9})\.partial$")
 def partial_path(path: Path) -> Path:
     """Where this process writes the future content of `path`: the same folder, so that a rename suffices."""
     return path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+
+def number_earlier(file: Path) -> None:
+    """Rename a file that has content: `served.jsonl` becomes `served.1.jsonl`. A link stays, as does what cannot be
+    renamed.
+    """
+    if file.is_file() and not file.is_symlink() and file.stat().st_size:
+        numbered = (file.with_stem(f"{file.stem}.{number}") for number in count(1))
+        with suppress(OSError):
+            file.rename(next(other for other in numbered if not other.exists()))
 
 
 def left_behind(folder: Path) -> Iterator[Path]:

@@ -151,8 +151,8 @@ def replay(flags: ReplayFlags) -> None:
     With --batches, whole batches go from one queue to one or several servers, as under `headway serve --batches`: a
     server gets its next batch when its last one has ended.
     """
-    from headway.engine.servers.server_process import put_aside
     from headway.results import RecordWriter
+    from headway.whole_file import number_earlier
 
     requests, options = flags.requests(), flags.options()
     central = flags.central()
@@ -162,7 +162,7 @@ def replay(flags: ReplayFlags) -> None:
 
         @cache
         def writer() -> RecordWriter:
-            put_aside(str(flags.out))
+            number_earlier(flags.out)
             return files.enter_context(RecordWriter(flags.out))
 
         report = send_with_progress(

@@ -12,7 +12,7 @@ import typer
 
 from headway.cli.options import Given, OptionGroup, flag_name, host_memory
 from headway.cli.output import base_url, check_engine_files, engine_here, targets, three_lines
-from headway.cli.serve_layout import DEFAULT_POLICY, POOLED_POLICY, GatewayFlags, off_switch
+from headway.cli.serve_layout import BATCHED_POLICY, DEFAULT_POLICY, POOLED_POLICY, GatewayFlags, off_switch
 from headway.engine.host_kv import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
@@ -134,7 +134,7 @@ class ServeFlags:
             part = "leaving" if name == "hand_off_threshold" else "batching"
             if part in self.engine:
                 raise ConfigError(f"{_flag(name)} and --{part} are given; accepted: one of the two")
-        policy = self.policy or _default_policy(self.gateway.pools)
+        policy = self.policy or _default_policy(self.gateway)
         for name in given.keys() - self.pools.heeded_by(policy).keys():
             heeding = [each for each in (*POOLED, *known_presets()) if name in self.pools.heeded_by(each)]
             raise ConfigError(
@@ -164,9 +164,12 @@ def serve(flags: ServeFlags) -> None:
     raise typer.Exit(_serve_one(model, flags.settings(flags.policy or DEFAULT_POLICY), words, address))
 
 
-def _default_policy(pools: str | None) -> str:
+def _default_policy(gateway: GatewayFlags) -> str:
     from headway.routing.pools import STAGES, parse_pools
 
+    if gateway.central.batches is not None:
+        return BATCHED_POLICY
+    pools = gateway.pools
     return POOLED_POLICY if pools and not STAGES & parse_pools(pools).keys() else DEFAULT_POLICY
 
 
@@ -244,7 +247,7 @@ def introduction(model: str, url: str, command: ServerCommand) -> str:
     more = [targets(settings.slo_ttft_s, settings.slo_tbt_s), *_predictions(settings)]
     if settings.host_kv is not None:
         more.append(_host_memory(settings.host_kv))
-    more += off_switch(settings.policy)
+    more += off_switch(settings)
     look = f"{url}/metrics (Prometheus), headway explain --url {url}, headway top --url {url}"
     return three_lines(
         f"{model} at {url}, {engine_here(command.chosen)}",

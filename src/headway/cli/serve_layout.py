@@ -10,6 +10,7 @@ from typing import Annotated
 
 from headway.cli.batch_flags import BatchFlags
 from headway.cli.options import Given, OptionGroup, flag_name
+from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.gateway.http.options import GatewayOptions
 from headway.policies.presets import POOLED
@@ -26,11 +27,14 @@ POOLED_POLICY = "ascendra"
 BATCHED_POLICY = "batched"
 BATCHED_ROUTER = "least-work"
 """Router for requests that are in no batch."""
+PARTS = ("order", "batching", "eviction", "leaving", "tail", "decode_share")
+"""Settings that replace a part of the policy."""
 
 
-def off_switch(policy: str) -> list[str]:
-    """What a start line says of the default policy: how to have stock order instead."""
-    return [f"stock order: --policy {STOCK}"] if policy == DEFAULT_POLICY else []
+def off_switch(settings: EngineSettings) -> list[str]:
+    """What a start line says of the default policy: how to have stock order instead; nothing beside other parts."""
+    named = any(getattr(settings, part) is not None for part in PARTS)
+    return [f"stock order: --policy {STOCK}"] if settings.policy == DEFAULT_POLICY and not named else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import msgspec
 
 from headway.cli.batch_flags import CentralFlags
 from headway.cli.output import base_url, check_engine_files, engine_here, targets, three_lines
-from headway.cli.serve_layout import STOCK, GatewayFlags, Place, SiteLayout, off_switch, read_layout
+from headway.cli.serve_layout import PARTS, STOCK, GatewayFlags, Place, SiteLayout, off_switch, read_layout
 from headway.cli.shadow import LEAST_WINDOW_S
 from headway.engine.servers.instances_command import (
     KEY_VARIABLE,
@@ -40,8 +40,6 @@ from headway.routing.scaling import DEFAULT_WINDOW_S
 
 _KEY_FLAG = "--api-key"
 """vLLM's flag: a server that was given a key expects it from the gateway too."""
-
-_PARTS = ("order", "batching", "eviction", "leaving", "tail", "decode_share")
 
 _CORS_LISTS = {
     "--allowed-origins": "allow_origins",
@@ -128,7 +126,7 @@ def introduction(site: Site, model: str | None) -> str:
         targets(site.options.slo.ttft_s, site.options.slo.tbt_s),
         *(f"each instance predicts lengths of answers, with {predictor}" for predictor in predictors),
         *_batches(site.central),
-        *(off_switch(layout.policy) if layout.launched else ()),
+        *(off_switch(commands[0].settings) if commands else ()),
     ]
     width = max(len(place.name) for place in layout.places)
     warnings = site.local.binding.warnings if site.local is not None else ()
@@ -234,7 +232,7 @@ def _local(
     # Stock order has no rules of its own, so any part found under it was named by the user.
     named = asked.settings(STOCK)
     for pool in settings:
-        if pool not in ("", *STAGES) and any(getattr(named, part) is not None for part in _PARTS):
+        if pool not in ("", *STAGES) and any(getattr(named, part) is not None for part in PARTS):
             raise ConfigError(
                 "--order, --batching, --eviction, --leaving, --tail or --decode-share with --pools: each pool has "
                 "parts of its own; use a --policy made for pools, as `headway policies` lists them"

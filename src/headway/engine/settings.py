@@ -41,7 +41,7 @@ class EngineSettings:
     policy: Annotated[
         str,
         Setting(
-            "Row of the preset table (default: headway; with --pools lp=N,hp=M: ascendra).",
+            "Row of the preset table (default of `headway serve`: headway; with --pools lp=N,hp=M: ascendra).",
             "NAME",
             shown=Shown(default=False),
         ),

@@ -147,8 +147,8 @@ class PolicyBench:
         lag_s = merge_engine_side(self.out, policy, report.records, engine_file)
         if lag_s > _IDLE_LAG_S:
             tell(
-                f"{policy}: warning: first tokens reached the client {lag_s:.2g} s after the engine had them. Other "
-                "work kept this machine busy, so the figures say little: run again on an idle machine"
+                f"{policy}: warning: first tokens reached the client {lag_s:.2g} s after the engine had them. "
+                "This machine was too busy, so the figures say little: run again when nothing else runs"
             )
         write_info(self.out, policy, RunInfo(scheduler_us_per_step=_scheduler_us_per_step(totals)))
         return not report.interrupted

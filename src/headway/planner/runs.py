@@ -19,7 +19,7 @@ from headway.lab.trace import Trace
 from headway.planner.machine import Configuration, Machine, planned_policies
 from headway.planner.sampling import Sample, counted_from_s, cut
 from headway.planner.search import Field, Pairs, SearchPlan, most_runs
-from headway.planner.space import DEFAULT_POLICY, default_configuration
+from headway.planner.space import REFERENCE_POLICY, default_configuration
 from headway.predict.lengths.choice import NONE
 from headway.results import RunInfo, Summary, summarize
 from headway.results.metrics import end_s
@@ -82,7 +82,7 @@ class PlanRun:
     def _policies(self) -> tuple[str, ...]:
         """The policy that serves, and the one that serves while shared predictions are made."""
         policy, predictor = self.configuration.policy, self.configuration.predictor
-        return (policy, DEFAULT_POLICY) if self.shared_predictions and predictor != NONE else (policy,)
+        return (policy, REFERENCE_POLICY) if self.shared_predictions and predictor != NONE else (policy,)
 
 
 @lru_cache(maxsize=64)

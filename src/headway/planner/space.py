@@ -114,7 +114,7 @@ def _layouts(gpus: int, *, pooled: bool) -> Iterator[GpuLayout]:
             yield from (GpuLayout(tp, instances, lp) for lp in range(1, instances))
 
 
-DEFAULT_POLICY = "vllm"
+REFERENCE_POLICY = "vllm"
 """The policy of the default configuration."""
 
 _GIB = 1 << 30
@@ -194,12 +194,12 @@ def default_configuration(machine: Machine, gpus: int, longest_tokens: int) -> C
     why = ""
     for tp in TP_SIZES:
         layout = GpuLayout(tp, gpus // tp)
-        found = _why_no_layout(machine, gpus, layout, DEFAULT_POLICY, longest_tokens)
+        found = _why_no_layout(machine, gpus, layout, REFERENCE_POLICY, longest_tokens)
         if found is None:
             limits = machine.default_limits(tp)
             return Configuration(
                 gpus=gpus,
-                policy=DEFAULT_POLICY,
+                policy=REFERENCE_POLICY,
                 tp=tp,
                 instances=layout.instances,
                 seats=limits.max_num_seqs,

@@ -214,7 +214,8 @@ def build_policy(preset: Preset, cost: CostModel | None = None, *, priority_firs
     if getattr(eviction, "urgent", False) and getattr(batching, "swapped_first", False):
         raise ConfigError(
             f"eviction {preset.eviction!r} swaps jobs out for those that wait, before which batching "
-            f"{preset.batching!r} takes them back; accepted with it: a batching that ranks both, such as paced"
+            f"{preset.batching!r} takes them back; accepted with it: a batching that ranks both, such as paced, or "
+            "another eviction, such as recompute"
         )
     uses_costs = any(asks_for_costs(type(part)) for part in (order, batching, eviction, *leaving))
     retention = KeepUntilReturn(cost) if preset.keeps_programs else None

@@ -14,13 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from glob import escape
-from itertools import count
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Protocol, Self
 
 from headway.engine.servers.launcher import PARENT_FLAG
 from headway.errors import UpstreamError
+from headway.whole_file import number_earlier
 
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ")
 """vLLM's prefix of each process's log lines."""
@@ -108,10 +108,7 @@ def put_aside(records: str | None) -> None:
     parallel = file.parent.glob(f"{escape(file.stem)}-dp*{escape(file.suffix)}")
     ranks = [each for each in parallel if each.stem.rpartition("-dp")[2].isdecimal()]
     for each in (file, *ranks):
-        if each.is_file() and not each.is_symlink() and each.stat().st_size:
-            numbered = (each.with_stem(f"{each.stem}.{number}") for number in count(1))
-            with suppress(OSError):
-                each.rename(next(other for other in numbered if not other.exists()))
+        number_earlier(each)
 
 
 LAUNCHER = (sys.executable, "-m", "headway.engine.servers.launcher")

@@ -24,7 +24,8 @@ REFUSED = {
     "--headless": "Headway runs the API server and its engine together",
     "--scheduler-cls": "Headway is the scheduler; choose what it does with --policy, --order, --batching, "
     "--eviction and --leaving",
-    "--no-enable-chunked-prefill": "leave chunked prefill on; `--batching prefill-first` computes prompts whole",
+    "--no-enable-chunked-prefill": "leave chunked prefill on; `--policy vllm --batching prefill-first` "
+    "computes prompts whole",
 }
 """Flags of vLLM that Headway sets or cannot work with -> what to do instead."""
 
