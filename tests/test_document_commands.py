@@ -15,8 +15,9 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -33,6 +34,7 @@ HUB_MODEL = "Qwen/Qwen3-8B"
 SHELL = re.compile(r"(?ms)^```sh\n(.*?)^```$")
 INSTALL = re.compile(r"^\| [^|]+ \| `(pip install [^`]+|make [^`]+)` \|$", re.M)
 PYTHON = re.compile(r"(?ms)^```python\n(.*?)^```$")
+VARIABLE = re.compile(r"[A-Z_]+=\S*")
 READY_S = 300.0
 
 
@@ -56,8 +58,15 @@ def commands(page: Path) -> list[str]:
 
 
 def split(command: str) -> list[str]:
-    """The words of a command, without its comment."""
-    return shlex.split(command.replace("\\\n", " "), comments=True)
+    """The words of a command, without its comment and the variables that it sets."""
+    words = shlex.split(command.replace("\\\n", " "), comments=True)
+    return list(dropwhile(VARIABLE.fullmatch, words))
+
+
+def variables(command: str) -> dict[str, str]:
+    """The variables that a command sets for itself."""
+    words = takewhile(VARIABLE.fullmatch, shlex.split(command.replace("\\\n", " "), comments=True))
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
 
 
 def kind(command: str) -> str:
@@ -142,7 +151,7 @@ def test_the_simulation_of_the_readme_shows_the_figures_of_its_row() -> None:
 
 
 @contextmanager
-def serving(words: list[str], folder: Path) -> Iterator[int]:
+def serving(words: list[str], folder: Path, env: Mapping[str, str]) -> Iterator[int]:
     """The server of a command on a free port, once it is ready to answer; it is stopped afterwards."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -152,7 +161,11 @@ def serving(words: list[str], folder: Path) -> Iterator[int]:
     before = [*at[0][: _of_port(at[0])], "--port", str(port)]
     with (folder / "log").open("w+") as log:
         started = subprocess.Popen(
-            [PROGRAMS / Path(program).name, *before, *at[1]], cwd=folder, stdout=log, stderr=log
+            [PROGRAMS / Path(program).name, *before, *at[1]],
+            cwd=folder,
+            env={**os.environ, **env},
+            stdout=log,
+            stderr=log,
         )
         try:
             _wait(f"http://127.0.0.1:{port}/v1/models", started, folder / "log")
@@ -186,7 +199,7 @@ def test_the_tutorial_works_word_by_word(tmp_path: Path) -> None:
     (serve,) = of_kind(TUTORIAL, "serve")
     asking = [command for command in of_kind(TUTORIAL, "curl", "headway") if "127.0.0.1:8000" in command]
     assert len(asking) == 4
-    with serving(split(serve), tmp_path) as port:
+    with serving(split(serve), tmp_path, variables(serve)) as port:
         for command in asking:
             done = run(command.replace("8000", str(port)), tmp_path)
             assert done.returncode == 0, done.stderr
@@ -214,7 +227,7 @@ def test_the_readme_serves_and_answers_its_request(command: str, tmp_path: Path)
         chosen = server_command("demo", EngineSettings(), ("127.0.0.1", 8000)).chosen
         here += split(" ".join(chosen))
     (request,) = PYTHON.findall(README.read_text())
-    with serving(here, tmp_path) as port:
+    with serving(here, tmp_path, variables(command)) as port:
         program = request.replace("127.0.0.1:8000", f"127.0.0.1:{port}").replace(HUB_MODEL, served_name(port))
         done = run(f"python -c {shlex.quote(program)}", tmp_path)
         assert done.returncode == 0, done.stderr

@@ -358,6 +358,8 @@ def test_the_introduction_is_three_lines(model: str) -> None:
         "headway: look   http://127.0.0.1:8000/metrics (Prometheus), headway explain --url "
     )
     assert "; no latency targets" in introduction("m", "u", command(model)).splitlines()[1]
+    by_default = introduction("m", "u", command(model, policy="headway")).splitlines()[1]
+    assert by_default.endswith("; stock order: --policy vllm")
 
 
 @pytest.mark.parametrize(
