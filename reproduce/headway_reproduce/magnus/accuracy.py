@@ -260,7 +260,7 @@ def prediction_part(found: Accuracy) -> StudyPart:
             [error.way, error.rmse, error.mae, error.tau, found.way_us.get(error.way)]
             for error in found.sets[0].errors
         ],
-        note="LaBSE's own weights are not here, and no other sentence encoder is: texts are hashed.",
+        note="LaBSE's weights are not here: texts are hashed, which a sentence encoder did not beat.",
     )
     return StudyPart(
         title="Predicted lengths", text=_said(found), tables=[cost_table, errors_table, correlation_table]
