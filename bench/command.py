@@ -26,7 +26,9 @@ def say(line: str) -> None:
 
 
 def command_line(described: str | None) -> ArgumentParser:
-    """A bench's parser, with its description and `--json`. From now on a deliberate error is one line on stderr."""
+    """A bench's parser, with its description and `--json`. From now on a HeadwayError ends with one line on stderr and
+    exit status 2.
+    """
     sys.excepthook = _tell
     parser = ArgumentParser(description=described, formatter_class=RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout (the default output)")
@@ -36,8 +38,8 @@ def command_line(described: str | None) -> ArgumentParser:
 def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if isinstance(error, HeadwayError):
         say(f"error: {error}")
-    else:
-        sys.__excepthook__(kind, error, trace)
+        sys.exit(2)
+    sys.__excepthook__(kind, error, trace)
 
 
 def out_option(parser: ArgumentParser, what: str = "what is measured") -> None:

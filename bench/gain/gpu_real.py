@@ -55,7 +55,7 @@ from headway.core.batch_shape import BatchShape
 from headway.core.record import Record
 from headway.engine.machine import is_cpu_build, machine_name, vllm_version
 from headway.engine.stepped_engine import SteppedEngine
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError
 from headway.json_file import made_once
 from headway.lab.kept_runs import open_folder
 from headway.lab.real_engine import served_rps
@@ -349,19 +349,14 @@ def study_of(arguments: argparse.Namespace) -> Study:
     )
 
 
-def main() -> int:
+def main() -> None:
     """Measure what is missing and print the report."""
-    parser = options()
-    arguments = parser.parse_args()
-    try:
-        study = study_of(arguments)
-        measure(study)
-        if not arguments.measure_only:
-            print(json.dumps(report(study)))
-    except HeadwayError as error:
-        parser.exit(2, f"error: {error}\n")
-    return 0
+    arguments = options().parse_args()
+    study = study_of(arguments)
+    measure(study)
+    if not arguments.measure_only:
+        print(json.dumps(report(study)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -71,7 +71,7 @@ from headway.core.record import Record
 from headway.core.slo import Slo
 from headway.engine.demo_model import DEMO
 from headway.engine.machine import instruction_set, machine_name, matrix_gflops, vllm_version
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError
 from headway.policies.presets import find_preset
 from headway.statistics import mean_of_known
 from headway.whole_file import write_whole
@@ -459,24 +459,19 @@ def _once(values: Iterable[_Value]) -> tuple[_Value, ...]:
     return tuple(dict.fromkeys(values))
 
 
-def main() -> int:
-    """Print one JSON object, or the table; return 2 for an option that is not accepted."""
+def main() -> None:
+    """Print one JSON object, or the table."""
     arguments = options().parse_args()
-    try:
-        plan = plan_of(arguments)
-        plan.open()
-        say(f"capacity: {plan.prepared.capacity_rps:.1f} requests a second")
-        measure(plan, plan.sweep())
-        found = report_broken(plan) if arguments.broken else report(plan, arguments.profile_seconds)
-    except HeadwayError as error:
-        say(f"headway_real: {error}")
-        return 2
+    plan = plan_of(arguments)
+    plan.open()
+    say(f"capacity: {plan.prepared.capacity_rps:.1f} requests a second")
+    measure(plan, plan.sweep())
+    found = report_broken(plan) if arguments.broken else report(plan, arguments.profile_seconds)
     name = "broken" if arguments.broken else "headway-real"
     write_whole(plan.out / f"{name}.json", json.dumps(found).encode() + b"\n")
     table = broken_table if arguments.broken else markdown
     print(table(found) if arguments.markdown else json.dumps(found))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -49,7 +49,7 @@ from bench.gain.long_prompt_runs import (
     passage_figures,
 )
 from headway.engine.machine import machine_name, vllm_version
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError
 from headway.policies.presets import find_preset
 
 # ---- figures and table -------------------------------------------------------------------------------
@@ -238,17 +238,12 @@ def plan_of(arguments: argparse.Namespace) -> Plan:
     )
 
 
-def main() -> int:
-    """Print one JSON object, or the table; 2 for an option that is not accepted."""
+def main() -> None:
+    """Print one JSON object, or the table."""
     arguments = options().parse_args()
-    try:
-        found = report(plan_of(arguments))
-    except HeadwayError as error:
-        say(f"long_prompt: {error}")
-        return 2
+    found = report(plan_of(arguments))
     print(markdown(found) if arguments.markdown else json.dumps(found))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

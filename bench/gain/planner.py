@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this
 
 from bench.command import command_line, jobs_option, say
 from headway.core.slo import Slo
-from headway.errors import ConfigError, HeadwayError
+from headway.errors import ConfigError
 from headway.lab.trace import Trace
 from headway.planner.deploy import command
 from headway.planner.planner import Effort, PlannedDeployment, make_plan
@@ -148,11 +148,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="only so many requests of each trace")
     parser.add_argument("--verify", action="store_true", help="deploy each choice here and compare")
     parser.add_argument("--verify-seconds", type=float, default=60.0, help="seconds of requests (default 60)")
-    try:
-        print(json.dumps(planned_traces(parser.parse_args())))
-    except HeadwayError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    print(json.dumps(planned_traces(parser.parse_args())))
 
 
 def planned_traces(given: argparse.Namespace) -> dict[str, Any]:

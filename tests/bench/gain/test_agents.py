@@ -42,7 +42,7 @@ def test_a_program_ends_at_a_long_pause_and_with_its_session(tmp_path: Path) -> 
 def test_without_the_recording_a_bench_ends_with_one_line(tmp_path: Path) -> None:
     command = [sys.executable, BENCH, "--json", "--jobs", "1", "--data", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    assert done.returncode == 2
     missing = f"{tmp_path}/agentic_claude_code.csv.gz is not there"
     assert done.stderr == f"error: {missing}; accepted: a folder with that recording, by --data\n"
 
