@@ -114,7 +114,7 @@ def test_each_policy_for_pools_has_its_presets(policy: str) -> None:
         ({"instances": "1..2", "batched": True}, "--instances MIN..MAX with --batches; accepted"),
         ({"pools": "lp=1,hp=1", "scale": "1..2"}, "--scale with pools; accepted"),
         ({"pools": "lp"}, "pools are 'lp'; accepted"),
-        ({"pools": "hp=1"}, "pools are hp; accepted: lp beside it, which new requests go to"),
+        ({"pools": "hp=1"}, "pools are hp alone; accepted: lp beside it, which new requests go to"),
         ({"pools": "lp=1,xp=1"}, "policy 'ascendra' has none for pool 'xp'; accepted: lp, hp"),
         (
             {"instances": "2", "policy": "ascendra"},

@@ -248,6 +248,7 @@ def test_a_schedule_is_written(simulate: Headway, tmp_path: Path) -> None:
             {"policies": "ascendra"},
             "policy 'ascendra' serves pools; give their sizes (of lp, hp), as lp=2,hp=1",
         ),
+        ({"policies": "ascendra", "pools": "hp=1"}, "pools are hp alone; accepted: lp beside it"),
         ({"slo_ttft": -1}, "--slo-ttft is -1.0; accepted"),
         ({"rate_scale": "1,1e-300"}, "rate factor is 1e-300, at which the last request arrives after "),
         ({"max_num_seqs": 0}, "--max-num-seqs is 0; accepted: 1 or more"),

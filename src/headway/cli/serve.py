@@ -12,12 +12,13 @@ import typer
 
 from headway.cli.options import Given, OptionGroup, flag_name, host_memory
 from headway.cli.output import base_url, check_engine_files, engine_here, targets, three_lines
-from headway.cli.serve_layout import BATCHED_POLICY, DEFAULT_POLICY, POOLED_POLICY, GatewayFlags, off_switch
+from headway.cli.serve_layout import DEFAULT_POLICY, GatewayFlags, default_policy, off_switch
 from headway.engine.host_kv import HostKv
 from headway.engine.settings import EngineSettings
 from headway.errors import ConfigError
 from headway.policies.pool_settings import PoolSettings
 from headway.policies.presets import POOLED, find_preset, known_presets
+from headway.routing.pools import parse_pools
 from headway.setting import Setting, Shown, ValueBounds, check_settings, settings_of
 
 if TYPE_CHECKING:
@@ -134,7 +135,8 @@ class ServeFlags:
             part = "leaving" if name == "hand_off_threshold" else "batching"
             if part in self.engine:
                 raise ConfigError(f"{_flag(name)} and --{part} are given; accepted: one of the two")
-        policy = self.policy or _default_policy(self.gateway)
+        pools, batched = self.gateway.pools, self.gateway.central.batches is not None
+        policy = self.policy or default_policy(parse_pools(pools).keys() if pools else set(), batched=batched)
         for name in given.keys() - self.pools.heeded_by(policy).keys():
             heeding = [each for each in (*POOLED, *known_presets()) if name in self.pools.heeded_by(each)]
             raise ConfigError(
@@ -162,15 +164,6 @@ def serve(flags: ServeFlags) -> None:
     if flags.policy in POOLED:
         raise ConfigError(f"policy {flags.policy!r} serves pools; add --pools lp=2,hp=1")
     raise typer.Exit(_serve_one(model, flags.settings(flags.policy or DEFAULT_POLICY), words, address))
-
-
-def _default_policy(gateway: GatewayFlags) -> str:
-    from headway.routing.pools import STAGES, parse_pools
-
-    if gateway.central.batches is not None:
-        return BATCHED_POLICY
-    pools = gateway.pools
-    return POOLED_POLICY if pools and not STAGES & parse_pools(pools).keys() else DEFAULT_POLICY
 
 
 def _flag(name: str) -> str:

@@ -15,7 +15,15 @@ from headway.errors import ConfigError
 from headway.gateway.http.options import GatewayOptions
 from headway.policies.presets import POOLED
 from headway.routing import DEFAULT_ROUTER, POOL_ROUTER, STAGE_ROUTER, build_router
-from headway.routing.pools import DECODE, HP, LP, PREFILL, STAGES, PoolSizes, instance_name, parse_pools
+from headway.routing.pools import (
+    DECODE,
+    PREFILL,
+    STAGES,
+    PoolSizes,
+    check_low_priority,
+    instance_name,
+    parse_pools,
+)
 from headway.routing.scaling import DEFAULT_WINDOW_S, Bounds
 from headway.setting import Setting, Shown, settings_of
 
@@ -29,6 +37,13 @@ BATCHED_ROUTER = "least-work"
 """Router for requests that are in no batch."""
 PARTS = ("order", "batching", "eviction", "leaving", "tail", "decode_share")
 """Settings that replace a part of the policy."""
+
+
+def default_policy(pools: Set[str], *, batched: bool) -> str:
+    """The policy of instances in these pools if the user names none; NO_POOL stands for instances in no pool."""
+    if pools - {NO_POOL} and not pools & STAGES:
+        return POOLED_POLICY
+    return BATCHED_POLICY if batched else DEFAULT_POLICY
 
 
 def off_switch(settings: EngineSettings) -> list[str]:
@@ -108,7 +123,7 @@ def read_layout(
             f"--policy is {policy!r}, but no instance is started here; joined servers keep the policy they were "
             "started with. Add --instances or --pools, or leave out --policy"
         )
-    name = policy or (POOLED_POLICY if by_urgency else BATCHED_POLICY if batched else DEFAULT_POLICY)
+    name = policy or default_policy(given, batched=batched)
     return SiteLayout(
         tuple(_places(sizes, joined)),
         name,
@@ -170,8 +185,7 @@ def _check_pools(pooled: bool, given: Set[str]) -> None:
             "some instances are in a pool and some are not; name a pool for each (--pools, --join POOL=URL), or "
             "for none (--instances, --join URL)"
         )
-    if HP in given and LP not in given:
-        raise ConfigError(f"pools are {HP}; accepted: {LP} beside it, which new requests go to")
+    check_low_priority(given)
     if given & STAGES and given != STAGES:
         raise ConfigError(
             f"pools are {', '.join(sorted(given))}; accepted: {PREFILL} and {DECODE} together, and no other pool"

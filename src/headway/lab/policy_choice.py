@@ -28,7 +28,7 @@ from headway.policies.presets import (
     known_presets,
     with_dials,
 )
-from headway.routing.pools import PoolSizes
+from headway.routing.pools import PoolSizes, check_low_priority
 from headway.sim.killed_steps import KILLING_ROWS, build_killing
 from headway.sim.oracles import ORACLES
 from headway.sim.simulation import Policies, PolicyFactory
@@ -90,6 +90,7 @@ def _check_pools(name: str, pools: PoolSizes | None) -> None:
         raise ConfigError(f"policy {name!r} serves pools; give their sizes (of {served}), as lp=2,hp=1")
     if unserved := [pool for pool in pools if pool not in POOLED[name]]:
         raise ConfigError(f"policy {name!r} has none for pool {unserved[0]!r}; accepted: {served}")
+    check_low_priority(pools)
 
 
 def uses_predictions(name: str, parts: Parts) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from headway.core.job import Job
@@ -33,6 +33,12 @@ def parse_pools(text: str) -> PoolSizes:
             raise ConfigError(f"pools are {text!r}, with {name} twice; accepted: each pool once")
         sizes[name] = int(count)
     return sizes
+
+
+def check_low_priority(pools: Container[str]) -> None:
+    """Raise ConfigError for high-priority instances without low-priority ones, which new requests go to."""
+    if HP in pools and LP not in pools:
+        raise ConfigError(f"pools are {HP} alone; accepted: {LP} beside it, which new requests go to")
 
 
 def instance_names(sizes: PoolSizes) -> tuple[str, ...]:

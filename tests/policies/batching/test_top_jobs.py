@@ -192,6 +192,31 @@ def test_with_reserve_nobody_behind_one_that_does_not_fit_starts() -> None:
     assert run_and_admit(made.plan()) == ("s", "")
 
 
+def test_with_reserve_a_job_leaves_for_the_room_of_one_that_ranks_before_it() -> None:
+    # Eight blocks of four tokens. "02" comes last, and its 14 tokens need four of them; "04" has run longest.
+    rows = [
+        ("00", 0, 1, 1),
+        ("01", 0, 5, 1),
+        ("02", 1, 13, 1),
+        ("03", 0, 5, 2),
+        ("04", 0, 3, 4),
+        ("05", 0, 3, 3),
+    ]
+    arrivals = tuple(
+        Arrival(id=name, at_step=at_step, prompt=prompt, output=output, limit=output)
+        for name, at_step, prompt, output in rows
+    )
+    engine = small_engine(
+        num_blocks=8, max_num_seqs=7, max_num_batched_tokens=4, batch_width=1, host_blocks=3
+    )
+    workload = Workload(arrivals=arrivals, engine=engine)
+    row = find_preset("fastserve", batching="top-jobs:reserve=true", eviction="proactive:ahead=false")
+    outcomes = drive(from_preset(row)(workload), workload).instance.outcomes
+    left = [number for number, outcome in enumerate(outcomes) if outcome.preempted]
+    assert [ids(outcomes[number].plan.preempt) for number in left] == [["04"]]
+    assert ids(outcomes[left[0] + 1].tokens) == ["02"]
+
+
 @FEW
 @given(workload=workloads())
 def test_with_reserve_no_kv_is_taken_away_unplanned(workload: Workload) -> None:
