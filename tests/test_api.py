@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
 import headway
 from headway import HeadwayError, Trace, TraceRequest, plan, simulate
 from headway.cli import app
+from headway.predict.steps.calibration import load_cost_file, write_cost_file
+from tests.planner.costs import write_costs
 
 PAGE = Path(__file__).parents[1] / "docs" / "python.md"
 HERE: dict[str, Any] = {"hardware": "h100", "model": "Qwen/Qwen3-8B"}
@@ -116,3 +119,36 @@ def test_a_plan_gives_a_command_a_table_and_an_object(tmp_path: Path) -> None:
     assert found.data()["command"] == found.command
     assert "GPUs" in str(found)
     assert (tmp_path / "plan-runs.jsonl").exists()
+
+
+def _write_trace(path: Path, count: int) -> str:
+    rows = "".join(f"{number},90,{20 + number}\n" for number in range(count))
+    path.write_text(f"arrival_s,input_tokens,output_tokens\n{rows}")
+    return str(path)
+
+
+def test_a_trace_that_is_written_again_is_simulated_as_it_is_now(tmp_path: Path) -> None:
+    counts = []
+    for count in (3, 4):
+        trace = _write_trace(tmp_path / "trace.csv", count)
+        counts += [row["requests"] for row in simulate(trace, **HERE).table()]
+    assert counts == [3, 3, 4, 4]
+
+
+def test_files_that_are_written_again_are_planned_with_as_they_are_now(tmp_path: Path) -> None:
+    costs = write_costs(tmp_path / "cost.json", jobs=64, tokens=1024)
+
+    def found(count: int) -> dict[str, Any]:
+        trace = _write_trace(tmp_path / "trace.csv", count)
+        return plan(
+            trace, hardware=str(costs), model="demo", gpus=1, policies=["vllm"], budget=1, seeds=1
+        ).data()
+
+    first, longer = found(3), found(4)
+    assert (first["requests"], longer["requests"]) == (3, 4)
+    assert first["choice"] != longer["choice"]
+    slower = msgspec.structs.replace(load_cost_file(costs), machine="measured again", host_s=0.1)
+    write_cost_file(costs, slower)
+    again = found(4)
+    assert "measured again" in again["hardware"]
+    assert again["choice"]["mean_jct_s"]["mean"] > longer["choice"]["mean_jct_s"]["mean"]

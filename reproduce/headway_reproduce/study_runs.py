@@ -19,7 +19,7 @@ from headway.lab.kept_runs import FILE as FILE
 from headway.lab.kept_runs import Kept, release
 from headway.lab.policy_choice import OWN_PARTS, Parts, policy_factory
 from headway.lab.simulation import fingerprint, run_info, simulate_policy
-from headway.lab.trace import Trace
+from headway.lab.trace import Trace, read_once
 from headway.policies.policy import Policy
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import Calibration
@@ -27,7 +27,6 @@ from headway.predict.steps.hardware import calibration
 from headway.results import Summary, summarize
 from headway.sim.limits import EngineLimits
 from headway.sim.simulation import PolicyFactory, System
-from headway.traces import TraceRequest
 from headway_reproduce.ablations import preset_and_parts
 from headway_reproduce.study import PointFindings
 
@@ -117,7 +116,7 @@ def saturated_rps(finished_s: Sequence[float]) -> float | None:
 def simulate_run(run: StudyRun) -> RunResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
     meter = Meter()
-    requests = _requests(run.trace, run.seed)
+    requests = read_once(Trace(run.trace), run.seed)
     build = policy_factory(*preset_and_parts(run.policy, run.parts), requests)
     if run.micro_batches:
         build = micro_batched(build)
@@ -139,11 +138,6 @@ def simulate_run(run: StudyRun) -> RunResult:
         meter=meter,
         saturated_rps=saturated_rps([end_s for end_s in finished_s if end_s is not None]),
     )
-
-
-@lru_cache(maxsize=4)
-def _requests(trace: str, seed: int) -> list[TraceRequest]:
-    return Trace(trace).requests(seed)
 
 
 def _costs(run: StudyRun) -> Calibration:

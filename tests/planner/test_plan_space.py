@@ -174,6 +174,15 @@ def test_steps_larger_than_were_measured_are_not_planned_with(tmp_path: Path) ->
         machine.costs(2)
 
 
+def test_a_machine_whose_model_is_written_again_is_another(tmp_path: Path) -> None:
+    def kv_bytes(layers: int) -> int:
+        keys = {"model_type": "gemma2", "num_hidden_layers": layers}
+        (tmp_path / "config.json").write_text(json.dumps(keys))
+        return Machine("h100", str(tmp_path)).costs(1).kv_bytes_per_token
+
+    assert kv_bytes(12) == 2 * kv_bytes(6)
+
+
 def test_the_default_is_what_vllm_takes_by_itself() -> None:
     default = default_configuration(Machine("a100-80g", "Llama-3.1-8B"), 2, 1000)
     assert (default.policy, default.tp, default.instances) == ("vllm", 1, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 import numpy as np
 
@@ -12,10 +11,9 @@ from headway.core.batch_shape import StepKind, shape_of
 from headway.core.cost import CostModel
 from headway.core.plan import StepOutcome
 from headway.core.record import Outcome, Record
-from headway.core.slo import Slo
 from headway.lab.policy_choice import policy_factory
 from headway.lab.simulation import simulate_policy
-from headway.lab.trace import Trace
+from headway.lab.trace import Trace, read_once
 from headway.policies.policy import Policy
 from headway.results import summarize
 from headway.results.metrics import end_s, ends, met_targets, tbt_s, ttft_s
@@ -29,7 +27,7 @@ from headway_reproduce.study_runs import of_kind
 
 def simulate_ascendra(run: AscendraRun) -> AscendraResult:
     """Simulate one run; an error raised on purpose names it. Holds its records in memory."""
-    requests = _requests(run.trace(), run.slo, run.seed)
+    requests = read_once(Trace(run.trace(), slo=run.slo), run.seed)
     policies, errors, gaps = policies_of(run, requests), StepErrors(), TokenGaps()
     result = simulate_policy(
         requests,
@@ -73,11 +71,6 @@ def _busy_shares(result: SimulatedRun) -> dict[str, float]:
     for name, totals in result.totals.items():
         busy_s.setdefault(pool_of(name), []).append(totals.busy_s)
     return {pool: sum(found) / (len(found) * result.end_s) for pool, found in busy_s.items()}
-
-
-@lru_cache(maxsize=2)
-def _requests(trace: str, slo: Slo, seed: int) -> list[TraceRequest]:
-    return Trace(trace, slo=slo).requests(seed)
 
 
 # ---- predicted step times ------------------------------------------------------------------------------

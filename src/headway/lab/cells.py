@@ -30,6 +30,7 @@ from headway.lab.grid import GridCell, PolicyGrid
 from headway.lab.kept_runs import Manifest, each_done, is_alone, only, open_folder
 from headway.lab.policy_choice import label
 from headway.lab.simulation import CellResult, Scenario, run_cell
+from headway.lab.trace import read_once
 from headway.results import RecordWriter, RunMeta, load_folder, start_run, write_info
 from headway.results.run_folder import RECORDS_SUFFIX, run_file, seed_folder
 from headway.sim.chrome_trace import ChromeTrace
@@ -167,7 +168,7 @@ def explain(
 
     Raises ConfigError for an unknown id, naming some that exist.
     """
-    request = _find(scenario.trace.requests(cell.seed), request_id)
+    request = _find(read_once(scenario.trace, cell.seed), request_id)
     system = scenario.system
     block_bytes = system.limits.block_size * system.calibration.kv_bytes_per_token
     from_s = request.arrival_s / cell.load if request.think_s is None else 0.0

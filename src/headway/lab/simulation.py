@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import lru_cache
 from hashlib import sha256
 from importlib.metadata import version
 
@@ -27,7 +26,7 @@ from headway.lab.policy_choice import (
     uses_predictions,
 )
 from headway.lab.predictor_choice import check_predictor, length_source, predictor_label
-from headway.lab.trace import Trace, TraceFacts, trace_facts
+from headway.lab.trace import Trace, TraceFacts, read_once, trace_facts
 from headway.predict.lengths.choice import DEFAULT_PREDICTOR, NONE
 from headway.predict.models.known_models import model_shape
 from headway.predict.steps.calibration import Calibration
@@ -148,7 +147,7 @@ def run_cell(
         records.append(record)
         on_record(record)
 
-    requests = _requests(scenario.trace, cell.seed)
+    requests = read_once(scenario.trace, cell.seed)
     predictor = scenario.predictor_of(cell.policy)
     result = simulate_policy(
         requests if cell.load == 1 else scale_rate(requests, cell.load),
@@ -163,12 +162,6 @@ def run_cell(
         watcher=watcher,
     )
     return _cell_result(cell, records, result, "" if predictor == NONE else predictor_label(predictor))
-
-
-@lru_cache(maxsize=1)
-def _requests(trace: Trace, seed: int) -> list[TraceRequest]:
-    """The requests of one seed, read or drawn once for the cells that a process runs in sequence."""
-    return trace.requests(seed)
 
 
 def _round_times(record: Record) -> None:
@@ -398,7 +391,7 @@ def _at_capacity(scenario: Scenario, facts: TraceFacts) -> tuple[float, Trace]:
         raise ConfigError(
             "all requests arrive at 0 s, so no share of capacity is a rate; accepted: rate_scale"
         )
-    requests = scenario.trace.requests()
+    requests = read_once(scenario.trace, 0)
     step = -(-len(requests) // CAPACITY_REQUESTS)
     records: list[Record] = []
     simulate_policy(

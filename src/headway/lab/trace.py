@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from random import Random
 
 from headway.core.slo import NO_TARGETS, Slo
 from headway.errors import TraceError
+from headway.file_state import FileState, file_state
 from headway.traces import (
     LogNormal,
     OnOff,
@@ -91,6 +93,19 @@ class Trace:
         return requests
 
 
+def read_once(trace: Trace, seed: int) -> list[TraceRequest]:
+    """The requests of one seed, read or drawn once by a process for all that it simulates.
+
+    A file that was written again is read again.
+    """
+    return _requests(trace, seed if trace.is_drawn else 0, file_state(Path(trace.source)))
+
+
+@lru_cache(maxsize=4)
+def _requests(trace: Trace, seed: int, _state: FileState | None) -> list[TraceRequest]:
+    return trace.requests(seed)
+
+
 @dataclass(frozen=True, slots=True)
 class TraceFacts:
     """Facts about the streams of all seeds, known before the first run.
@@ -131,7 +146,7 @@ class TraceFacts:
 def trace_facts(trace: Trace, seeds: range) -> TraceFacts:
     """Facts over all seeds; `num_requests` is of one seed. Reads or draws each stream once.
 
-    The caller reads it again, so a pipe, whose requests would be gone, raises TraceError.
+    Other processes read it again, so a pipe, whose requests would be gone, raises TraceError.
     """
     if not trace.is_drawn and Path(trace.source).is_fifo():
         raise TraceError(f"{trace.source} is a pipe, and is read more than once; accepted: a file")
@@ -140,7 +155,7 @@ def trace_facts(trace: Trace, seeds: range) -> TraceFacts:
     declared = undeclared = longest = 0
     last_s, targets = 0.0, False
     for seed in seeds if trace.is_drawn else seeds[:1]:
-        requests = trace.requests(seed)
+        requests = read_once(trace, seed)
         for request in requests:
             digest.update(repr(request).encode())
             last_s = max(last_s, request.arrival_s)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
+from headway.file_state import FileState, file_state
 from headway.lab.engine_sizes import EngineSizes, engine_limits, host_blocks
 from headway.lab.simulation import fingerprint
 from headway.policies.pool_settings import PoolSettings, presets_of
 from headway.policies.presets import Preset, build_policy
 from headway.predict.lengths.choice import NONE
 from headway.predict.models.known_models import model_shape
+from headway.predict.models.model_shape import FILES
 from headway.predict.steps.attention_kernels import DEFAULT_ATTENTION, attention_kernels
 from headway.predict.steps.calibration import Calibration, CostFile, load_cost_file
 from headway.predict.steps.hardware import calibration, is_cost_file
@@ -135,16 +137,26 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Hardware (a name or a cost file), a model, and the machines: everything that determines an engine's costs."""
+    """Hardware (a name or a cost file), a model, and the machines: everything that determines an engine's costs.
+
+    Machines made before and after one of their files was written again are not equal, so caches keep them apart.
+    """
 
     hardware: str
     model: str
     node: Node = Node()
     attention: str = DEFAULT_ATTENTION
+    # Not in the text that the digests of kept runs are made of: a file with the same costs keeps its runs.
+    _files: tuple[FileState | None, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        model = written_path(self.model)
+        paths = (written_path(self.hardware), *(model / name for name in FILES))
+        object.__setattr__(self, "_files", tuple(map(file_state, paths)))
 
     def costs(self, tp: int) -> Calibration:
         """The costs of the model on an instance of `tp` GPUs. Raises ConfigError if it does not fit, or is unknown."""
-        return _costs(self.hardware, self.model, tp, self.attention)
+        return _costs(self, tp)
 
     @property
     def context_tokens(self) -> int:
@@ -153,18 +165,18 @@ class Machine:
 
     def fingerprint(self, tp: int) -> str:
         """Identifies these costs."""
-        return _fingerprint(self.hardware, self.model, tp, self.attention)
+        return _fingerprint(self, tp)
 
     def largest_measured(self) -> tuple[int, int] | None:
         """Jobs and tokens of the largest measured steps; None for a GPU of the catalogue, or without rows."""
-        measured = _cost_file(self.hardware)
+        measured = _cost_file(self)
         if measured is None or not measured.rows:
             return None
         return max(row.num_jobs for row in measured.rows), max(row.num_tokens for row in measured.rows)
 
     def measured_flags(self) -> tuple[str, ...]:
         """vLLM's flags, except for sizes, with which the engine in the cost file was measured."""
-        measured = _cost_file(self.hardware)
+        measured = _cost_file(self)
         return () if measured is None or measured.engine is None else measured.engine.vllm_flags
 
     def attention_flags(self) -> tuple[str, ...]:
@@ -175,7 +187,7 @@ class Machine:
 
     def default_limits(self, tp: int) -> EngineLimits:
         """vLLM's default limits. Raises ConfigError as `costs` does."""
-        return _default_limits(self.hardware, self.model, tp, self.attention)
+        return _default_limits(self, tp)
 
     def limits(self, configuration: Configuration) -> EngineLimits:
         """The limits of one engine of a configuration; CUDA graphs stay as for vLLM's default seats.
@@ -221,20 +233,21 @@ def _preset(name: str, settings: PoolSettings) -> Preset:
 
 
 @lru_cache(maxsize=8)
-def _cost_file(hardware: str) -> CostFile | None:
+def _cost_file(machine: Machine) -> CostFile | None:
+    hardware = machine.hardware
     return load_cost_file(written_path(hardware)) if is_cost_file(hardware) else None
 
 
 @lru_cache(maxsize=32)
-def _costs(hardware: str, model: str, tp: int, attention: str) -> Calibration:
-    return calibration(hardware, model_shape(model), tp, attention=attention)
+def _costs(machine: Machine, tp: int) -> Calibration:
+    return calibration(machine.hardware, model_shape(machine.model), tp, attention=machine.attention)
 
 
 @lru_cache(maxsize=32)
-def _default_limits(hardware: str, model: str, tp: int, attention: str) -> EngineLimits:
-    return engine_limits(EngineSizes(tp=tp), hardware, _costs(hardware, model, tp, attention))
+def _default_limits(machine: Machine, tp: int) -> EngineLimits:
+    return engine_limits(EngineSizes(tp=tp), machine.hardware, _costs(machine, tp))
 
 
 @lru_cache(maxsize=32)
-def _fingerprint(hardware: str, model: str, tp: int, attention: str) -> str:
-    return fingerprint(_costs(hardware, model, tp, attention))
+def _fingerprint(machine: Machine, tp: int) -> str:
+    return fingerprint(_costs(machine, tp))

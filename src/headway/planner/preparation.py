@@ -10,11 +10,11 @@ from headway.errors import ConfigError, TraceError
 from headway.lab.kept_runs import release
 from headway.lab.policy_choice import said_without_targets
 from headway.lab.predictor_choice import check_predictor
-from headway.lab.trace import Trace, trace_facts
+from headway.lab.trace import Trace, read_once, trace_facts
 from headway.planner.machine import Configuration, Machine, Node
 from headway.planner.objective import Objective
 from headway.planner.request import PlanRequest, Targets
-from headway.planner.runs import Task, capacity_rps, fitting, read_once
+from headway.planner.runs import Task, capacity_rps, fitting
 from headway.planner.sampling import final_window_s, samples_in_all
 from headway.planner.space import TP_SIZES, Space, build_space
 from headway.policies.presets import POOLED, known_presets

@@ -15,7 +15,7 @@ from headway.lab.kept_runs import Kept, Manifest, open_folder, release, run_grou
 from headway.lab.policy_choice import made_of
 from headway.lab.predictor_choice import length_source
 from headway.lab.simulation import run_info, simulate_policy
-from headway.lab.trace import Trace
+from headway.lab.trace import Trace, read_once
 from headway.planner.machine import Configuration, Machine, planned_policies
 from headway.planner.sampling import Sample, counted_from_s, cut
 from headway.planner.search import Field, Pairs, SearchPlan, most_runs
@@ -49,12 +49,6 @@ class Task:
     def requests(self, seed: int = 0) -> list[TraceRequest]:
         """All requests that can be served, in order of arrival, at the planned rate."""
         return fitting(scale_rate(read_once(self.trace, seed), self.rate_scale), self.longest_tokens)
-
-
-@lru_cache(maxsize=4)
-def read_once(trace: Trace, seed: int) -> list[TraceRequest]:
-    """The requests of a trace, cached, since reading a large one takes a second."""
-    return trace.requests(seed)
 
 
 def fitting(requests: Sequence[TraceRequest], longest_tokens: int) -> list[TraceRequest]:

@@ -389,6 +389,10 @@ def _dtype_bytes(config: Mapping[str, Any]) -> int:
     return _BYTES[dtype]
 
 
+FILES = ("config.json", *BESIDE)
+"""The files of a model's directory that tell its shape."""
+
+
 def read_model_shape(directory: Path) -> ModelShape:
     """The shape of the model in a directory, from its config.json and the quantisation files beside it.
 
