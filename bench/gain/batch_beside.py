@@ -3,7 +3,8 @@
 One instance of the demo model behind `headway serve` with `--batch-dir`, under `--policy` (default `headway`).
 Interactive requests come in waves, 0.2 to 0.9 of capacity and back within `--wave` seconds, with two targets (first
 token 1 s, between tokens 0.15 s). Capacity is what the instance gets through of these requests when all are there.
-Three runs of `--seconds`, the same stream each time:
+Three runs of `--seconds`, the same stream each time, repeated `--rounds` times with another stream, so that a machine
+whose speed changes slows down all three:
 
 alone      the interactive requests
 batch      an endless batch alone: what the engine does offline
@@ -12,7 +13,8 @@ beside     both; with `--kill` the gateway is killed half-way (SIGKILL) and star
 `headline`: batch tokens a second beside over (offline tokens a second times the idle share, 1 less the mean of the
 waves), interactive goodput beside less alone, p99 TTFT beside over alone. `answers`: lines that were answered, and how
 many `custom_id`s more than once or never (0 is right). Interactive requests that the kill broke have failed. `--svg`
-draws what both came to over time. `--quick`: 20 s a run. About 6 minutes by default; nothing else should run meanwhile.
+draws what both came to over time in the last round. `--quick`: 20 s a run. About 11 minutes by default; nothing else
+should run meanwhile.
 """
 
 from __future__ import annotations
@@ -25,12 +27,13 @@ import sys
 import time
 from argparse import Namespace
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from random import Random
+from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # run as a script, only this folder is on the path
@@ -56,7 +59,7 @@ from headway.traces import TraceRequest, at_once
 from headway.whole_file import write_whole
 
 LOW, HIGH = 0.2, 0.9
-SECONDS, QUICK_S, WAVES = 80.0, 20.0, 2
+SECONDS, QUICK_S, WAVES, ROUNDS = 80.0, 20.0, 2, 2
 PROMPT_TOKENS, ANSWER_TOKENS = (32, 256), (16, 96)
 BATCH_PROMPT_TOKENS, BATCH_ANSWER_TOKENS, BATCH_LINES = 192, 64, 20_000
 TARGETS = Slo(ttft_s=1.0, tbt_s=0.15)
@@ -80,13 +83,19 @@ def request(number: int, arrival_s: float, rng: Random, slo: Slo) -> TraceReques
     )
 
 
-def waves(rps: float, seconds: float, seed: int) -> list[TraceRequest]:
+def waves(
+    rps: float,
+    seconds: float,
+    seed: int,
+    made_as: Callable[[int, float, Random, Slo], TraceRequest] = request,
+    slo: Slo = TARGETS,
+) -> list[TraceRequest]:
     """Requests whose rate goes from LOW to HIGH times `rps` and back, WAVES times (thinned Poisson arrivals)."""
     rng, at_s, made = Random(seed), 0.0, list[TraceRequest]()
     while (at_s := at_s + rng.expovariate(HIGH * rps)) < seconds:
         height = LOW + (HIGH - LOW) * (1 - math.cos(2 * math.pi * WAVES * at_s / seconds)) / 2
         if rng.random() < height / HIGH:
-            made.append(request(len(made), at_s, rng, TARGETS))
+            made.append(made_as(len(made), at_s, rng, slo))
     return made
 
 
@@ -193,7 +202,7 @@ async def batch(url: str, batch_id: str) -> dict[str, Any]:
     raise SimulationError(f"the gateway did not answer within {READY_S:g} s")
 
 
-async def end_batch(url: str, batch_id: str) -> dict[str, Any]:
+async def end_batch(url: str, batch_id: str) -> dict[str, int]:
     """Cancel a batch and count its answered lines: each `custom_id` must appear once."""
     async with aiohttp.ClientSession(url) as session:
         async with session.post(f"/v1/batches/{batch_id}/cancel"):
@@ -207,7 +216,6 @@ async def end_batch(url: str, batch_id: str) -> dict[str, Any]:
                 async with session.get(f"/v1/files/{file_id}/content") as answer:
                     named.update(json.loads(line)["custom_id"] for line in (await answer.read()).splitlines())
     return {
-        "status": found["status"],
         "lines": len(named),
         "completed": found["request_counts"]["completed"],
         "more_than_once": sum(count > 1 for count in named.values()),
@@ -335,35 +343,47 @@ def interactive(records: Sequence[Record]) -> dict[str, Any]:
 async def measured(arguments: Namespace, instance_url: str) -> dict[str, Any]:
     """All runs."""
     seconds = QUICK_S if arguments.quick else arguments.seconds
+    alone, together = list[Record](), list[Record]()
+    offline_tps, beside_tps = list[float](), list[float]()
+    answers: Counter[str] = Counter()
     async with gateway(instance_url, arguments.out) as site:
         rps = await capacity_rps(site)
         say(f"capacity {rps:.1f} requests a second")
-        requests = waves(rps, seconds, seed=0)
-        alone = interactive(await send(site.url, requests, seed=2))
-        say(f"alone: {alone}")
-        offline_tps = await offline(site, seconds)
-        say(f"offline: {offline_tps:.0f} tokens a second")
-        both = await beside(site, requests, seconds, kill=arguments.kill)
+        for number in range(arguments.rounds):
+            requests = waves(rps, seconds, seed=number)
+            alone += await send(site.url, requests, seed=2)
+            offline_tps.append(await offline(site, seconds))
+            both = await beside(site, requests, seconds, kill=arguments.kill)
+            together += both["records"]
+            beside_tps.append(both["tokens_per_s"])
+            answers.update(both["answers"])
+            say(f"round {number + 1} of {arguments.rounds}: {beside_tps[-1]:.0f} tokens a second beside")
     if arguments.svg is not None:
-        write_whole(arguments.svg, picture(both["course"], both["records"], offline_tps).encode())
-    together = interactive(both["records"])
-    idle = 1 - (LOW + HIGH) / 2
+        write_whole(arguments.svg, picture(both["course"], both["records"], offline_tps[-1]).encode())
     return {
         "measured_on": machine_name(),
         "vllm": vllm_version(),
         "policy": arguments.policy,
         "killed": arguments.kill,
         "seconds": seconds,
+        "rounds": arguments.rounds,
         "capacity_rps": rps,
-        "alone": alone,
-        "beside": together,
-        "batch": {"offline_tokens_per_s": offline_tps, "beside_tokens_per_s": both["tokens_per_s"]},
-        "answers": both["answers"],
-        "headline": {
-            "batch_share_of_idle": both["tokens_per_s"] / (offline_tps * idle) if offline_tps else None,
-            "goodput_less": (alone["goodput"] or 0.0) - (together["goodput"] or 0.0),
-            "p99_ttft_times": together["p99_ttft_s"] / alone["p99_ttft_s"] if alone["p99_ttft_s"] else None,
-        },
+        "alone": interactive(alone),
+        "beside": interactive(together),
+        "batch": {"offline_tokens_per_s": fmean(offline_tps), "beside_tokens_per_s": fmean(beside_tps)},
+        "answers": answers,
+        "headline": headline(
+            interactive(alone), interactive(together), fmean(beside_tps) / fmean(offline_tps)
+        ),
+    }
+
+
+def headline(alone: Mapping[str, Any], beside: Mapping[str, Any], of_offline: float) -> dict[str, float]:
+    """What the batch got, `of_offline` of its rate alone, and what it cost the interactive requests."""
+    return {
+        "batch_share_of_idle": of_offline / (1 - (LOW + HIGH) / 2),
+        "goodput_less": alone["goodput"] - beside["goodput"],
+        "p99_ttft_times": beside["p99_ttft_s"] / alone["p99_ttft_s"],
     }
 
 
@@ -373,6 +393,7 @@ def main() -> None:
     out_option(parser, "what servers say, and the batches")
     parser.add_argument("--policy", default="headway", help="of the instance (default: headway)")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of a run (default {SECONDS:g})")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"of the three runs (default {ROUNDS})")
     parser.add_argument("--kill", action="store_true", help="kill the gateway half-way, and start it again")
     parser.add_argument("--svg", type=Path, help="file for a picture of both over time")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_S:g} s a run, to see that it works")

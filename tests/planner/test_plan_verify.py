@@ -120,10 +120,11 @@ def _soon(happened: Callable[[], bool]) -> None:
 def test_a_choice_is_deployed_replayed_and_compared(tmp_path: Path) -> None:
     costs = write_costs(tmp_path / "cost.json", jobs=128, tokens=2048)
     asked = prepared(hardware=str(costs), model="demo", policies=("predicted",), trace=_TRACE, load=0.5)
-    plan = planned(tmp_path, asked, budget=1)
+    folder = tmp_path / "plan"
+    plan = planned(folder, asked, budget=1)
     told: list[str] = []
     # The costs are this machine's as far as the plan knows, so it is not profiled.
-    found = verify(plan, tmp_path, 1.0, told.append)
+    found = verify(plan, folder, 1.0, told.append)
     assert found.words == arguments("demo", found.configuration, plan.prepared.request.trace.slo)
     assert found.requests >= FEWEST_REQUESTS
     assert found.configuration == plan.choice

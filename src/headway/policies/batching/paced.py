@@ -18,6 +18,7 @@ from headway.policies.batching.admission import starting, starts_beside
 from headway.policies.batching.mixed_step import MixedStep, last_short
 from headway.policies.batching.promised_share import PromisedShare
 from headway.policies.batching.saved_time import SavedTime
+from headway.policies.batching.spare_room import SpareRoom
 from headway.policies.batching.step_length import tokens_for_first_tokens, tokens_worth_a_step
 from headway.policies.batching.step_shapes import (
     GRAIN_TOKENS,
@@ -175,13 +176,15 @@ class Paced:
         self._cost: CostModel = cost or UnknownCost()
         self._top = TopJobs()
         self._saved = SavedTime()
+        self._spare = SpareRoom()
         self._prompts_wait = False
 
     def plan(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """Plan the top jobs, prompts by rank, within the tokens that the tightest target leaves or that are
         efficient.
         """
-        return in_turn(view, self._paced(view, order, leaving), order)
+        plan = in_turn(view, self._paced(view, order, leaving), order)
+        return self._spare.limit(view, plan, order) if knows_late(order) else plan
 
     def _paced(self, view: StepView, order: Order, leaving: Collection[Job]) -> StepPlan:
         """The top jobs and their budget; prompts in progress still come before those that start."""
@@ -326,6 +329,7 @@ class Paced:
         """Follow the saved time."""
         if self._promised is not None:
             self._promised.observe(outcome)
+        self._spare.observe(ran=bool(outcome.tokens))
         more = outcome.num_tokens > len(outcome.tokens)  # more tokens than decodes without drafts would have
         self._saved.observe(ran=bool(outcome.tokens), prompts=more and has_prompts(outcome.tokens))
 
