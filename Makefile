@@ -69,6 +69,7 @@ bench: setup ## every figure of our own
 	$(BIN)/python bench/simulator/fidelity.py --targets --out $(OUT)/fidelity-targets --json
 	$(BIN)/python bench/cost/gateway_overhead.py --json
 	$(BIN)/python bench/gain/batch_beside.py --out $(OUT)/batch-beside --json
+	$(BIN)/python bench/gain/batch_simulated.py --json
 	$(BIN)/python bench/right/gateway_storm.py --json
 	$(BIN)/python bench/right/gateway_storm.py --hostile --json
 	$(BIN)/python bench/right/resume.py --json

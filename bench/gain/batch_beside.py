@@ -90,12 +90,15 @@ def waves(
     made_as: Callable[[int, float, Random, Slo], TraceRequest] = request,
     slo: Slo = TARGETS,
 ) -> list[TraceRequest]:
-    """Requests whose rate goes from LOW to HIGH times `rps` and back, WAVES times (thinned Poisson arrivals)."""
+    """Requests whose rate goes from LOW to HIGH times `rps` and back, WAVES times (thinned Poisson arrivals).
+
+    Those of different seeds have different ids.
+    """
     rng, at_s, made = Random(seed), 0.0, list[TraceRequest]()
     while (at_s := at_s + rng.expovariate(HIGH * rps)) < seconds:
         height = LOW + (HIGH - LOW) * (1 - math.cos(2 * math.pi * WAVES * at_s / seconds)) / 2
         if rng.random() < height / HIGH:
-            made.append(made_as(len(made), at_s, rng, slo))
+            made.append(made_as(1_000_000 * seed + len(made), at_s, rng, slo))
     return made
 
 

@@ -224,7 +224,7 @@ def test_prompts_in_time_have_three_tenths_of_the_step_from_decodes_that_can_wai
     others = [decoding(f"o{n:02}", arrival_s=float(n) / 100) for n in range(26)]
     hurried = [timed(f"x{n}", 3.05, first_token_s=1.0) for n in range(2)]
     urgent, late = (
-        make_job(name, prompt=50, slo=Slo(ttft_s=ttft_s)) for name, ttft_s in (("a", 900.0), ("z", 0.1))
+        make_job(name, prompt=50, slo=Slo(ttft_s=ttft_s)) for name, ttft_s in (("a", 500.0), ("z", 0.1))
     )
     at = knowing([*others, *hurried], urgent, late)
     plan = after(at, 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from headway.core.job import Job
 from headway.core.plan import StepPlan
@@ -41,7 +42,7 @@ class SpareRoom:
 
     def limit(self, view: StepView, plan: StepPlan, order: KnowsLate) -> StepPlan:
         """The plan without the newcomers and prompt tokens for which others leave no room."""
-        patient = order.that_can_wait((*view.residents, *plan.admit), view.now_s)
+        patient = order.that_can_wait(chain(view.residents, plan.admit), view.now_s)
         self._now = len(view.residents)
         if not patient:
             return plan
@@ -77,9 +78,9 @@ def _with_tokens(plan: StepPlan, prompts: Sequence[Job], tokens: int) -> StepPla
         granted = min(left_tokens(job), caps.get(job, tokens), tokens)
         if granted <= 0:
             out.add(job)
-            continue
-        caps[job] = granted
-        tokens -= granted
+        elif granted < left_tokens(job):
+            caps[job] = granted
+        tokens -= max(0, granted)
     return replace(
         plan,
         run=[job for job in plan.run if job not in out],
