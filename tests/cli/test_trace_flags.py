@@ -60,8 +60,9 @@ def test_what_is_understood_of_a_trace_is_told_once(headway: Headway, in_seconds
             "timestamp: s)",
         ),
         (
-            {"trace": WORKLOAD},
-            "5 requests over 2 s, 2.5 a second, mean input 8 and output 4 tokens (generated)",
+            # Not the stream of the other case: a process reads a stream once, and tells of it then.
+            {"trace": WORKLOAD.replace("tokens=8", f"tokens={8 + jobs}")},
+            f"5 requests over 2 s, 2.5 a second, mean input {8 + jobs} and output 4 tokens (generated)",
         ),
     ):
         code, out, err = headway("simulate", *words(flags | trace))

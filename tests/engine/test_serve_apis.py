@@ -19,6 +19,7 @@ import openai
 import pytest
 
 from headway.core.record import Outcome
+from headway.lab.shadow import JCT_OFF
 from headway.loadgen.queries import ask_about
 from headway.results import read_records
 from tests.engine.test_serve_demo import Serving
@@ -114,7 +115,7 @@ def test_requests_are_explained_and_shadowed_over_http(serving: Serving) -> None
     assert said["figures"]["live"]["finished"] == REQUESTS
     assert ("sjf" in said["figures"]) == (said["cannot_judge"] is None)  # a busy machine's steps vary
     live, control = (said["figures"][name]["mean_jct_s"] for name in ("live", "live policy, simulated"))
-    assert 0.4 < control / live < 2.0
+    assert said["cannot_judge"] is not None or control == pytest.approx(live, rel=JCT_OFF)
 
 
 def expired(serving: Serving) -> int:
