@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 
+from bench.right.gateway_storm import instances_of
 from headway.core.record import Outcome
 from headway.lab.shadow import JCT_OFF
 from headway.loadgen.queries import ask_about
@@ -94,7 +96,9 @@ def test_requests_are_explained_and_shadowed_over_http(serving: Serving) -> None
     # The first on this server: a shadow simulates all that it was asked.
     with ThreadPoolExecutor(REQUESTS) as pool:
         list(pool.map(lambda number: ask(serving.url, number), range(REQUESTS)))
-    instance = f"http://127.0.0.1:{serving.port + 1}"
+    [pid] = instances_of(serving.process.pid)
+    words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    instance = f"http://127.0.0.1:{words[words.index('--port') + 1]}"  # the next port may have been taken
     told = {number: explained(serving.url, f"mine-{number}") for number in range(REQUESTS)}
     assert {each["output_tokens"] for each in told.values()} == {TOKENS}
     assert all(each["instance"] == "0" for each in told.values())
