@@ -41,7 +41,7 @@ MOST_ANSWER_TOKENS = 2_048
 BATCH_PROMPT_TOKENS, BATCH_ANSWER_TOKENS = 1_000, 250
 TARGETS, WINDOW = Slo(ttft_s=1.0, tbt_s=0.05), Slo(deadline_s=86_400.0)
 BACKLOG_REQUESTS = 2_500
-MOST_OF_CAPACITY = 0.65
+BATCH_LOAD = 0.65
 """Requests of the batch come at this share of its rate alone, more than the 0.45 that is idle."""
 SHOWN = ("goodput", "p50_ttft_s", "p99_ttft_s", "mean_jct_s", "p99_jct_s")
 
@@ -120,7 +120,7 @@ def main() -> None:
     rng = Random("capacity")
     rps = engine.capacity_rps([interactive(n, 0.0, rng, NO_TARGETS) for n in range(BACKLOG_REQUESTS)])
     offline_rps = engine.capacity_rps([of_a_batch(n, 0.0) for n in range(BACKLOG_REQUESTS)])
-    ways = {"alone": 0.0, "beside": MOST_OF_CAPACITY * offline_rps}
+    ways = {"alone": 0.0, "beside": BATCH_LOAD * offline_rps}
     scenes = {
         name: [Scene(engine, rps, batch_rps, seed) for seed in range(arguments.seeds)]
         for name, batch_rps in ways.items()

@@ -75,7 +75,7 @@ def test_seats_stay_free_for_others_a_while_after_they_have_gone() -> None:
     for _ in range(128):
         limited(others(8), [*patient(1)], room=room)
         room.observe(ran=True)
-    # The mean is 8 (1 - (127 / 128)^128) = 5.07, so that 7.1 of 8 seats are kept; after 128 steps more 1.86 and 1.96.
+    # The mean is 8 (1 - (127 / 128)^128) = 5.07: 7.1 of 8 seats are kept. After 128 steps more it is 1.86: 1.96 are.
     assert len(limited([], patient(8), room=room).admit) == 1
     for _ in range(128):
         limited([], patient(8), room=room)

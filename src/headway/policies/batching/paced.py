@@ -145,7 +145,8 @@ class Paced:
     since a client reads along. Prompts get the time that the decodes leave, by rank, whether in progress or new. A long
     prompt is thus cut into chunks: it stalls no stream and delays no short prompt. With `saving`, decodes save time for
     prompts if they leave none, or if fewer but longer chunks finish sooner (`SavedTime`); streams keep their mean pace.
-    If the decodes alone would take too long, some pause (`Pausing`).
+    If the decodes alone would take too long, some pause (`Pausing`). Jobs that can wait get what others leave
+    (`SpareRoom`).
 
     Without such a target, and with `short_steps`, a step has the tokens that minimise total delay
     (`tokens_worth_a_step`), and more if first tokens would be late otherwise (`tokens_for_first_tokens`). With a
@@ -326,7 +327,7 @@ class Paced:
         return self._top.ranks_nobody(view)
 
     def observe(self, outcome: StepOutcome) -> None:
-        """Follow the saved time."""
+        """Follow the saved time, and the number of jobs that cannot wait."""
         if self._promised is not None:
             self._promised.observe(outcome)
         self._spare.observe(ran=bool(outcome.tokens))
