@@ -1,8 +1,8 @@
 """A batch beside interactive requests on the real engine: `python bench/gain/batch_beside.py --out DIR --json`.
 
 One instance of the demo model behind `headway serve` with `--batch-dir`, under `--policy` (default `headway`).
-Interactive requests come in waves, 0.2 to 0.9 of capacity and back within `--wave` seconds, with two targets (first
-token 1 s, between tokens 0.15 s). Capacity is what the instance gets through of these requests when all are there.
+Interactive requests come in waves, 0.2 to 0.9 of capacity and back twice in a run, with two targets (first token 1 s,
+between tokens 0.15 s). Capacity is what the instance gets through of these requests when all are there.
 Three runs of `--seconds`, the same stream each time, repeated `--rounds` times with another stream, so that a machine
 whose speed changes slows down all three:
 
